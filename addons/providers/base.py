@@ -1,0 +1,75 @@
+"""What a provider is: one dialect, as pure functions between its JSON and ``addons.messages``.
+
+Rules of this package: no I/O, clock, randomness or database. Ids, times and token counts are passed in. One file per
+dialect and one entry in ``providers.PROVIDERS``. Unknown content raises ``Unsupported`` naming it; unknown sampling
+knobs are ignored. Streamed and whole replies are made from the same ``Reply``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dragoman.addons.errors import DragomanError
+from dragoman.addons.messages import ChatRequest, Reply, ReplyEvent
+from dragoman.store.records import JsonObject, ProviderName
+
+RouteKind = Literal["generate", "count_tokens", "models", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a request path means in a dialect."""
+
+    kind: RouteKind
+    model: str | None = None
+    """The model named in the path, for dialects that do so and for ``model`` routes."""
+    stream: bool | None = None
+    """Whether the path itself says that the reply streams; ``None``: the body says it."""
+    variant: str = ""
+    """Which of several request forms this is (``chat`` or ``completions``), for the provider's own use."""
+
+
+class ReplyEncoder(Protocol):
+    """Turns one reply's events into the bytes of its stream. Holds only the state of that stream."""
+
+    def encode(self, event: ReplyEvent) -> bytes:
+        """Bytes for one event, possibly empty. The closing event carries the stream's end marker too."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """A data event in the dialect's own form that changes nothing (never an SSE comment)."""
+        ...
+
+
+class Provider(Protocol):
+    name: ProviderName
+    hosts: tuple[str, ...]
+    """Host names of the real provider, for proxy mode."""
+    tool_call_prefix: str
+    """Put before ``<call id>_<n>`` to make a tool-call id in the dialect's own style."""
+
+    def route(self, method: str, path: str) -> Route | None:
+        """The route that ``path`` (no query) means, or ``None``: not one of ours."""
+        ...
+
+    def parse_request(self, body: JsonObject, route: Route) -> ChatRequest:
+        """Raises ``InvalidRequest`` or ``Unsupported``, each naming the field."""
+        ...
+
+    def render_reply(self, reply: Reply, request: ChatRequest) -> JsonObject: ...
+
+    def encoder(self, request: ChatRequest) -> ReplyEncoder: ...
+
+    def render_count(self, prompt_tokens: int) -> JsonObject: ...
+
+    def render_models(self, models: Sequence[str], created: int) -> JsonObject: ...
+
+    def render_model(self, model: str, created: int) -> JsonObject: ...
+
+    def error_body(self, error: DragomanError, call_id: str | None) -> JsonObject:
+        """The dialect's error object for ``error``; ``call_id`` as request id where the dialect shows one."""
+        ...
+
+    def error_status(self, error: DragomanError) -> int:
+        """The status of this dialect for ``error`` (Anthropic says 529 where others say 503)."""
+        ...
