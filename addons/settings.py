@@ -1,0 +1,34 @@
+"""What an operator can set about a gateway; one frozen value, made by the CLI, the addon's options or a test."""
+
+from dataclasses import dataclass
+
+from dragoman.home import DEFAULT_ENGINE
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    store: str
+    """SQLAlchemy URL."""
+    operator_key: str
+    """The credential that opens and ends episodes; never logged."""
+    engine: str = DEFAULT_ENGINE
+    model: str | None = None
+    """Folder or name of the tokenizer's model; ``None``: the engine's own (``root`` of its /v1/models)."""
+    renderer: str = "auto"
+    max_reply_tokens: int = 4096
+    open_mode: bool = False
+    """Open an episode by itself for traffic without a credential (loopback only; for a person trying a tool)."""
+    token_ttl: float = 24 * 3600.0
+    """Seconds until an episode's token expires."""
+    fsync: bool = False
+    """Survive power loss too, not only a killed process."""
+    keep_alive: float = 15.0
+    """Seconds of silence before a keep-alive is sent."""
+    coalesce: float = 0.05
+    """At most one text delta per this many seconds."""
+    patience: float = 20.0
+    """Seconds that a whole reply may take before its headers and white space are sent."""
+    grace: float = 30.0
+    """Seconds that generation goes on after its client has left."""
+    request_limit: int = 64 * 1024 * 1024
+    """Largest request body in bytes, after decompression."""
