@@ -1,0 +1,56 @@
+"""Messages, tools and replies as canonical JSON with a digest, for storing each once. Pure.
+
+Rules of this module: the JSON is ours, not a provider's: one ``type`` word a part, keys in a fixed order. The same
+message gives the same bytes on every machine, so its digest identifies it.
+"""
+
+import hashlib
+
+import orjson
+
+from dragoman.addons.messages import (
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    ReplyPart,
+    TextPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
+from dragoman.store.records import Blob, JsonObject
+
+
+def _part(part: Part) -> JsonObject:
+    match part:
+        case TextPart(text=text):
+            return {"type": "text", "text": text}
+        case ImagePart(media_type=media_type, data=data, url=url):
+            return {"type": "image", "media_type": media_type, "data": data, "url": url}
+        case ReasoningPart(text=text, signature=signature):
+            return {"type": "reasoning", "text": text, "signature": signature}
+        case ToolCallPart(id=call_id, name=name, arguments=arguments):
+            return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
+        case ToolResultPart(call_id=call_id, parts=parts, is_error=is_error):
+            return {"type": "tool_result", "id": call_id, "is_error": is_error, "parts": [_part(p) for p in parts]}
+
+
+def _blob(value: object) -> Blob:
+    data = orjson.dumps(value)
+    return Blob(hashlib.sha256(data).digest()[:16], data)
+
+
+def message_blob(message: Message) -> Blob:
+    return _blob({"role": message.role, "parts": [_part(part) for part in message.parts]})
+
+
+def tools_blob(tools: tuple[Tool, ...]) -> Blob | None:
+    """``None`` when there are no tools."""
+    if not tools:
+        return None
+    return _blob([{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools])
+
+
+def reply_blob(parts: tuple[ReplyPart, ...]) -> Blob:
+    return _blob({"role": "assistant", "parts": [_part(part) for part in parts]})

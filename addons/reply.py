@@ -1,0 +1,82 @@
+"""From what was sampled to the one description of a reply. Pure.
+
+A malformed tool call reaches the harness as a call with the arguments as the model wrote them: every harness turns
+that into an error result and goes on (HARNESSES.md §7). Only where not even a tool's name can be read does the raw
+text stay text, since no dialect has a nameless call.
+"""
+
+import re
+
+from dragoman.addons.messages import (
+    ReasoningPart,
+    Reply,
+    ReplyPart,
+    TextPart,
+    ToolCallPart,
+    Usage,
+)
+from dragoman.addons.providers.base import issue_signature
+from dragoman.addons.tokens import ParsedCall, ParsedReply
+from dragoman.addons.messages import Completion
+from dragoman.store.records import FinishReason
+
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*(.*)', re.DOTALL)
+
+
+def _named(call: ParsedCall) -> tuple[str, str] | None:
+    """Name and arguments of a call, recovered from its raw text when it did not parse; ``None``: no name in it."""
+    if call.name is not None:
+        return call.name, call.arguments
+    name = _NAME.search(call.raw)
+    if name is None:
+        return None
+    arguments = _ARGUMENTS.search(call.raw)
+    return name[1], arguments[1] if arguments else ""
+
+
+def build_reply(
+    *,
+    call_id: str,
+    model: str,
+    created: int,
+    tool_call_prefix: str,
+    parsed: ParsedReply,
+    completion: Completion,
+    stop_sequence: str | None,
+    show_completion: bool,
+) -> tuple[str, Reply]:
+    """Make the reply.
+
+    Returns:
+        Text that must still be sent as a delta (raw text of calls without a name; usually empty), and the reply whose
+        text part already holds it.
+    """
+    nameless = ""
+    calls: list[ReplyPart] = []
+    for call in parsed.tool_calls:
+        named = _named(call)
+        if named is None:
+            nameless += call.raw
+        else:
+            calls.append(ToolCallPart(f"{tool_call_prefix}{call_id}_{len(calls)}", *named))
+    parts: list[ReplyPart] = []
+    if parsed.reasoning:
+        parts.append(ReasoningPart(parsed.reasoning, issue_signature(call_id)))
+    if parsed.text + nameless:
+        parts.append(TextPart(parsed.text + nameless))
+    finish: FinishReason = completion.finish_reason
+    if finish == "stop" and calls:
+        finish = "tool_calls"
+    usage = Usage(prompt_tokens=len(completion.prompt_ids), completion_tokens=len(completion.completion_ids))
+    reply = Reply(
+        id=call_id,
+        model=model,
+        created=created,
+        parts=(*parts, *calls),
+        finish_reason=finish,
+        usage=usage,
+        stop_sequence=stop_sequence,
+        completion=completion if show_completion else None,
+    )
+    return nameless, reply
