@@ -5,6 +5,9 @@ dialect and one entry in ``providers.PROVIDERS``. Unknown content raises ``Unsup
 knobs are ignored. Streamed and whole replies are made from the same ``Reply``.
 """
 
+import base64
+import binascii
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -12,6 +15,8 @@ from typing import Literal, Protocol
 from dragoman.addons.errors import DragomanError
 from dragoman.addons.messages import ChatRequest, Reply, ReplyEvent
 from dragoman.store.records import JsonObject, ProviderName
+
+_SIGNATURE = re.compile(rb"dgm:([a-z0-9]+)")
 
 RouteKind = Literal["generate", "count_tokens", "models", "model"]
 
@@ -73,3 +78,17 @@ class Provider(Protocol):
     def error_status(self, error: DragomanError) -> int:
         """The status of this dialect for ``error`` (Anthropic says 529 where others say 503)."""
         ...
+
+
+def issue_signature(call_id: str) -> str:
+    """The reasoning signature of a call's reply: valid base64, as clients demand, of ``dgm:`` and the call id."""
+    return base64.b64encode(f"dgm:{call_id}".encode()).decode()
+
+
+def read_signature(signature: str) -> str | None:
+    """The call id in a signature that we issued; ``None``: it is not one of ours."""
+    try:
+        match = _SIGNATURE.fullmatch(base64.b64decode(signature, validate=True))
+    except (binascii.Error, ValueError):  # ValueError: not ASCII
+        return None
+    return match[1].decode() if match else None
