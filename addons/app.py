@@ -35,7 +35,15 @@ from dragoman.addons.identity import (
     read_credentials,
     read_harness,
 )
-from dragoman.addons.messages import ChatRequest, ReplyEvent, ReplyFailed, ReplyFinished, ReplyStarted, Sampling, TextDelta
+from dragoman.addons.messages import (
+    ChatRequest,
+    ReplyEvent,
+    ReplyFailed,
+    ReplyFinished,
+    ReplyStarted,
+    Sampling,
+    TextDelta,
+)
 from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider, ReplyEncoder
 from dragoman.addons.providers.base import Route as ProviderRoute
@@ -88,7 +96,11 @@ class Call:
 
 def _sampling_json(sampling: Sampling) -> dict[str, object]:
     fields = {name: getattr(sampling, name) for name in Sampling.__dataclass_fields__}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items() if value not in (None, ())}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in fields.items()
+        if value not in (None, ())
+    }
 
 
 @dataclass(slots=True)
@@ -316,7 +328,10 @@ class Gateway:
             show_completion=call.request.return_token_ids or call.request.top_logprobs is not None,
         )
         outcome = replace(
-            _with_sampled(call, sampled), status="answered", finish_reason=reply.finish_reason, reply=reply_blob(reply.parts)
+            _with_sampled(call, sampled),
+            status="answered",
+            finish_reason=reply.finish_reason,
+            reply=reply_blob(reply.parts),
         )
         await self.recorder.finish(outcome)
         closing: tuple[ReplyEvent, ...] = (ReplyFinished(reply),)

@@ -1,6 +1,5 @@
 """Request bodies: decompress within a limit, and read one JSON object. Pure."""
 
-import gzip
 import zlib
 
 import orjson
@@ -22,20 +21,26 @@ def decode_body(raw: bytes, encoding: str | None, limit: int) -> bytes:
             case "identity":
                 body = raw
             case "gzip" | "x-gzip":
-                inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-                body = inflate.decompress(raw, limit + 1)
+                body = _inflate(raw, zlib.MAX_WBITS | 16, limit)
             case "deflate":
-                inflate = zlib.decompressobj()
-                body = inflate.decompress(raw, limit + 1)
+                body = _inflate(raw, zlib.MAX_WBITS, limit)
             case "zstd":
                 with zstandard.ZstdDecompressor().stream_reader(raw) as reader:
                     body = reader.read(limit + 1)
             case _:
                 raise InvalidRequest(f"unsupported Content-Encoding {encoding!r}; send gzip, deflate, zstd or none")
-    except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+    except (zlib.error, zstandard.ZstdError) as error:
         raise InvalidRequest(f"the body is not valid {name} data: {error}") from error
     if len(body) > limit:
         raise TooLarge(f"the request body is larger than {limit} bytes")
+    return body
+
+
+def _inflate(raw: bytes, wbits: int, limit: int) -> bytes:
+    inflate = zlib.decompressobj(wbits=wbits)
+    body = inflate.decompress(raw, limit + 1)
+    if not inflate.eof and len(body) <= limit:
+        raise zlib.error("the data ends in the middle")
     return body
 
 

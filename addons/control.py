@@ -18,7 +18,15 @@ from starlette.routing import Route
 
 import dragoman
 from dragoman.addons.bodies import read_json_object
-from dragoman.addons.errors import Conflict, DragomanError, Forbidden, InvalidRequest, NotFound, Overloaded, Unauthorized
+from dragoman.addons.errors import (
+    Conflict,
+    DragomanError,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unauthorized,
+)
 from dragoman.addons.hop import Hop
 from dragoman.addons.identity import KEY_PREFIX, environments, new_token
 from dragoman.certs.trust import trust_environment
@@ -52,7 +60,9 @@ def _number(body: JsonObject, name: str, *, above: float) -> float | None:
 def read_spec(body: JsonObject, now: float) -> tuple[EpisodeSpec, float | None]:
     """The episode that an operator asks for, and its token's life in seconds (``None``: the default). Pure."""
     if unknown := sorted(set(body) - _OPEN_FIELDS):
-        raise InvalidRequest(f"unknown field {unknown[0]!r}; known: {', '.join(sorted(_OPEN_FIELDS))}", field=unknown[0])
+        raise InvalidRequest(
+            f"unknown field {unknown[0]!r}; known: {', '.join(sorted(_OPEN_FIELDS))}", field=unknown[0]
+        )
     profile = body.get("profile", "train")
     if profile not in get_args(SamplingProfile):
         raise InvalidRequest(f"'profile' must be 'train' or 'as_asked', not {profile!r}", field="profile")

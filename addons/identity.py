@@ -67,7 +67,7 @@ def read_proxy_user(proxy_authorization: str | None) -> str | None:
     if scheme.lower() != "basic":
         return None
     try:
-        return base64.b64decode(payload, validate=True).decode().partition(":")[0]
+        return base64.b64decode(payload, validate=True).decode().partition(":")[0] or None
     except (binascii.Error, UnicodeDecodeError):
         return None
 

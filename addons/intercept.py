@@ -89,9 +89,7 @@ class Intercept:
         add("dragoman_fsync", bool, False, "Survive power loss too, at the price of one fsync a commit.")
         add("dragoman_replay_token", str, "", "Episode token for flows replayed with -C (credentials are not saved).")
         # The harness speaks to us; mitmproxy must never dial the real provider by itself.
-        ctx.options.update(
-            confdir=str(home.state_folder() / "certs"), connection_strategy="lazy", upstream_cert=False
-        )
+        ctx.options.update(confdir=str(home.state_folder() / "certs"), connection_strategy="lazy", upstream_cert=False)
         ensure_authority(home.state_folder() / "certs")
 
     def configure(self, updated: set[str]) -> None:
@@ -188,7 +186,9 @@ class Intercept:
                 check = await self.gateway.identify(hop, None)
                 del check
         except DragomanError as error:
-            flow.response = _proxy_authentication_required() if error.status == 401 else _json(error.status, error.message)
+            flow.response = (
+                _proxy_authentication_required() if error.status == 401 else _json(error.status, error.message)
+            )
             return
         if side := find_side_answer(host, flow.request.method, path):
             flow.response = http.Response.make(side.status, side.body, {"content-type": side.content_type})

@@ -1,0 +1,18 @@
+from dragoman.addons.hop import Hop, Tickets
+from dragoman.addons.identity import Credentials
+
+HOP = Hop(Credentials(), None, "http://127.0.0.1:8080")
+
+
+def test_a_ticket_works_once() -> None:
+    tickets = Tickets()
+    ticket = tickets.issue(HOP)
+    assert tickets.redeem(ticket) is HOP
+    assert tickets.redeem(ticket) is None
+
+
+def test_missing_made_up_and_withdrawn_tickets_do_not_work() -> None:
+    tickets = Tickets()
+    ticket = tickets.issue(HOP)
+    tickets.withdraw(ticket)
+    assert [tickets.redeem(t) for t in (None, "", "f" * 32, ticket)] == [None] * 4
