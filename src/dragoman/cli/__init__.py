@@ -1,0 +1,58 @@
+"""The ``dragoman`` command.
+
+Rules of this package: one file per command group; a command function reads options and prints, the work is in plain
+functions that tests call. Heavy libraries are imported inside functions, so that ``dragoman --help`` is quick and
+works where mitmproxy is not installed (Python 3.11).
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from dragoman.cli import doctor, engine, episode, episodes, quickstart, serve, show
+from dragoman.cli.output import Failure
+
+app = typer.Typer(
+    name="dragoman",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with `dragoman quickstart`. State (database, operator key, CA) is kept in DRAGOMAN_HOME.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from dragoman import __version__
+
+        print(f"dragoman {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def dragoman(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train an open model inside the agent harness it will be used in."""
+
+
+app.command()(quickstart.quickstart)
+app.command(context_settings=serve.CONTEXT)(serve.serve)
+app.command(context_settings=engine.CONTEXT)(engine.engine)
+app.command()(doctor.doctor)
+app.add_typer(episode.app, name="episode")
+app.command()(episodes.episodes)
+app.command()(show.show)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; ``None``: the process's own arguments. Always raises ``SystemExit``."""
+    try:
+        app(arguments, prog_name="dragoman")
+    except Failure as failure:
+        print(f"dragoman: {failure}", file=sys.stderr)
+        raise SystemExit(1) from None

@@ -1,0 +1,102 @@
+"""What ``dragoman doctor`` looks at outside the engine: the store, the gateway, the CA, the harnesses, this machine.
+
+Rules of this package's checks: a check returns what it found and never prints or raises for a finding. A failed check
+says what is wrong and what to do about it.
+"""
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    ok: bool | None
+    """``None``: a remark that is neither right nor wrong."""
+    found: str
+    remedy: str = ""
+    """What to do; only for a check that failed."""
+
+
+def good(name: str, found: str) -> Check:
+    return Check(name, True, found)
+
+
+def bad(name: str, found: str, remedy: str) -> Check:
+    return Check(name, False, found, remedy)
+
+
+def remark(name: str, found: str) -> Check:
+    return Check(name, None, found)
+
+
+def check_trust(environment: Mapping[str, str], certificates: Path) -> Check:
+    """Whether programs started with ``environment`` trust the CA in the folder ``certificates``.
+
+    Where ``environment`` names no proxy, a harness will get its variables from ``dragoman episode open``, so those
+    count on top of it.
+    """
+    from dragoman.certs.authority import AuthorityError, ensure_authority
+    from dragoman.certs.trust import check_trusted, trust_environment
+
+    try:
+        certificate = ensure_authority(certificates).cert_path
+    except AuthorityError as error:
+        return bad("CA trust", str(error), "see the message; DRAGOMAN_HOME names another state folder")
+    by_hand = bool(environment.get("HTTPS_PROXY") or environment.get("https_proxy"))
+    seen = environment if by_hand else {**environment, **trust_environment(certificates)}
+    verdict = check_trusted(seen, certificate)
+    if verdict.ok:
+        where = "this shell" if by_hand else "the environment that `dragoman episode open` gives"
+        return good("CA trust", f"{where} trusts {certificate}")
+    reasons = "; ".join(entry.reason for entry in verdict.untrusted)
+    return bad(
+        "CA trust",
+        f"HTTPS_PROXY is set in this shell, but not every program it starts trusts {certificate}: {reasons}",
+        'run `eval "$(dragoman episode open)"`, which sets these variables too',
+    )
+
+
+def check_harness(name: str, path: str | None = None) -> Check:
+    """Whether the harness is there: the version that Dragoman installs and runs, else one on PATH.
+
+    ``path`` is searched in place of this process's PATH.
+    """
+    from dragoman.rollout.harnesses import find_harness
+    from dragoman.rollout.install import install_folder, installed
+
+    try:
+        harness = find_harness(name)
+    except ValueError as error:
+        return bad(f"harness {name}", str(error), "name one of these")
+    if folder := installed(harness):
+        return good(f"harness {name}", f"{harness.version} in {folder}")
+    if program := shutil.which(name, path=path):
+        return good(f"harness {name}", f"{program} (not the version {harness.version} that rollouts install)")
+    return bad(
+        f"harness {name}",
+        f"not installed in {install_folder(harness)} and no `{name}` on PATH",
+        f"run `python -m dragoman.rollout.install {name}`",
+    )
+
+
+def check_machine() -> list[Check]:
+    """Python, the compiler that vLLM on CPU needs at run time, and room on the disk."""
+    from dragoman.home import state_folder
+
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    enough = sys.version_info >= (3, 12)
+    checks = [remark("Python", f"{version}" if enough else f"{version}: the gateway needs 3.12, the trainer does not")]
+    compiler = shutil.which("g++")
+    checks.append(remark("g++", compiler or "not found; vLLM on CPU compiles one kernel with it at run time"))
+    folder = state_folder()
+    free = shutil.disk_usage(folder).free / 1e9
+    checks.append(
+        remark("disk", f"{free:.0f} GB free for {folder}")
+        if free > 1
+        else bad("disk", f"only {free:.2f} GB free for {folder}", "make room, or move the folder with DRAGOMAN_HOME")
+    )
+    return checks

@@ -1,0 +1,5 @@
+CONTEXT: dict[str, bool] = {}
+
+
+def quickstart() -> None:
+    raise NotImplementedError

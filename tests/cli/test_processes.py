@@ -1,0 +1,75 @@
+"""Process groups: everything that was started is gone afterwards, however it behaves."""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli.processes import Child, free_port, group_alive, port_taken, running, start, stop, terminable
+
+# A leader with a grandchild; both announce themselves, so that the test knows that their handlers are in place.
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.fork()
+print("up", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def wait_for(child: Child, text: str, times: int) -> None:
+    while child.log.read_text().count(text) < times:
+        assert child.returncode() is None, child.log.read_text()
+
+
+def test_stop_ends_the_group_even_if_it_ignores_sigterm(tmp_path: Path) -> None:
+    child = start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / "log")
+    wait_for(child, "up", 2)
+    stop(child, patience=0.2)
+    assert child.returncode() == -signal.SIGKILL
+    assert not group_alive(child.process.pid)
+    stop(child)  # a second time does nothing
+
+
+def test_running_stops_when_the_block_raises(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    children: list[Child] = []
+
+    def interrupted() -> None:
+        with running(command, os.environ, tmp_path / "logs" / "x.log") as child:
+            children.append(child)
+            wait_for(child, "up", 1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert children[0].returncode() == -signal.SIGTERM
+
+
+def test_the_log_holds_both_streams_and_the_environment_is_exactly_ours(tmp_path: Path) -> None:
+    code = "import os, sys; print(sorted(set(os.environ) - {'LC_CTYPE'})); print('oh', file=sys.stderr); sys.exit(3)"
+    child = start([sys.executable, "-u", "-c", code], {"ONLY": "this"}, tmp_path / "log")
+    assert child.process.wait() == 3
+    assert child.last_lines(5) == ["['ONLY']", "oh"]
+    assert child.last_lines(1) == ["oh"]
+
+
+def test_sigterm_unwinds_the_stack() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, terminable():
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ports() -> None:
+    port = free_port()
+    assert not port_taken("127.0.0.1", port)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        assert port_taken("127.0.0.1", port)
