@@ -1,0 +1,130 @@
+"""Start one harness, watch the clock, and end everything that it started.
+
+A harness's shell tool puts its commands in process groups and sessions of their own, and an agent may leave servers
+running, so killing one process group is not enough. Each run carries a random mark in its environment, which every
+descendant inherits; at the end all processes with the mark are killed (found in ``/proc``; where there is none, as on
+macOS, only the process group is).
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["HarnessResult", "Launch", "run"]
+
+MARK = "DRAGOMAN_RUN"
+# Each round kills all processes that carry the mark; a fork bomb could outrun any number of rounds.
+KILL_ROUNDS = 100
+
+
+@dataclass(frozen=True)
+class Launch:
+    """All that is needed to start a harness once; nothing of the caller's environment is added."""
+
+    command: tuple[str, ...]
+    env: dict[str, str]
+    files: tuple[tuple[Path, str], ...]
+    """Absolute path and content of each file to write before the start, mode 0600."""
+    cwd: Path
+    stdin: str
+    """What the harness reads from its standard input."""
+
+
+@dataclass(frozen=True)
+class HarnessResult:
+    exit_code: int | None
+    """None: it was killed at the time limit; negative: a signal ended it."""
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def run(launch: Launch, *, timeout: float) -> HarnessResult:
+    """Run a harness to its end, at most ``timeout`` seconds; afterwards nothing that it started is left.
+
+    Raises ``FileNotFoundError`` where the command or the working folder is missing.
+    """
+    if not launch.cwd.is_dir():
+        raise FileNotFoundError(f"The working folder {launch.cwd} does not exist.")
+    for path, content in launch.files:
+        _write(path, content)
+    Path(launch.env["HOME"]).mkdir(parents=True, exist_ok=True, mode=0o700)
+    mark = secrets.token_hex(16)
+    # Files, not pipes: a process left behind could hold a pipe open for ever.
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        stdin.write(launch.stdin.encode())
+        stdin.seek(0)
+        started = time.monotonic()
+        process = subprocess.Popen(
+            launch.command,
+            env={**launch.env, MARK: mark},
+            cwd=launch.cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        exit_code: int | None = None
+        try:
+            exit_code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _kill_all(process.pid, mark)
+            process.wait()
+        seconds = time.monotonic() - started
+        return HarnessResult(exit_code, _read(stdout.fileno()), _read(stderr.fileno()), seconds)
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(content)
+
+
+def _read(descriptor: int) -> str:
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0).decode(errors="replace")
+
+
+def _kill_all(group: int, mark: str) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    wanted = f"{MARK}={mark}".encode()
+    for _ in range(KILL_ROUNDS):
+        if sum(_kill_marked(pid, wanted) for pid in _pids()) == 0:
+            return
+
+
+def _pids() -> Iterator[int]:
+    proc = Path("/proc")
+    if proc.is_dir():
+        yield from (int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
+
+
+def _kill_marked(pid: int, wanted: bytes) -> bool:
+    """Kill the process if its environment carries the mark; whether it did.
+
+    The pidfd pins the process, so an id that is given to another process meanwhile cannot be hit.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # A process that has ended and waits for its parent (a zombie) has an empty environment.
+        if wanted not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError, FileNotFoundError):
+        return False
+    finally:
+        os.close(descriptor)
+    return True
