@@ -92,3 +92,8 @@ def read_signature(signature: str) -> str | None:
     except (binascii.Error, ValueError):  # ValueError: not ASCII
         return None
     return match[1].decode() if match else None
+
+
+def to_dragoman_error(error: Exception) -> DragomanError:
+    """The error to show for one that ended a stream; what an unforeseen one says is not for the harness."""
+    return error if isinstance(error, DragomanError) else DragomanError("the gateway failed while making this reply")

@@ -1,7 +1,7 @@
 """Reading the fields of a request body that nobody has checked yet. Pure.
 
-Rules of this module: every function takes the value and ``at``, the value's path in the dialect's own notation, gives it
-back with a type, or raises ``InvalidRequest`` naming the path, what was expected and what was there.
+Rules of this module: every function takes a value and ``at``, its path in the dialect's own notation. It gives the
+value back with a type, or raises ``InvalidRequest`` naming the path, what was expected and what was there.
 """
 
 from typing import Any
