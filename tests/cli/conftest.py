@@ -1,5 +1,6 @@
 """What the command-line tests share: a state folder per test, a way to run a command, stub HTTP servers."""
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -102,3 +103,77 @@ def nobody() -> str:
     from dragoman.cli.processes import free_port
 
     return f"http://127.0.0.1:{free_port()}"
+
+
+EPISODE = "abcdefgh1234"
+CALLS = ("call0000000000000001", "call0000000000000002", "call0000000000000003", "dall0000000000000004")
+
+
+@pytest.fixture
+def filled_store(state: Path) -> str:
+    """URL of the state folder's store with two episodes; ``EPISODE`` has an answered call with a tool call, a refused
+    one, a side call and one without outcome."""
+    import numpy as np
+
+    from dragoman.home import default_store_url
+    from dragoman.store.calls import write_arrivals, write_outcomes
+    from dragoman.store.database import Database
+    from dragoman.store.episodes import end_episode, open_episode, set_reward
+    from dragoman.store.records import Blob, CallArrival, CallOutcome, EpisodeSpec, PolicySpan
+
+    def blob(value: object) -> Blob:
+        data = json.dumps(value).encode()
+        return Blob(hashlib.sha256(data).digest()[:16], data)
+
+    def arrival(index: int, **more: Any) -> CallArrival:
+        return CallArrival(CALLS[index], EPISODE, "anthropic", "/v1/messages", 1000.0 + index, harness="pi", **more)
+
+    user = {"role": "user", "parts": [{"type": "text", "text": "list the files [here]\nplease"}]}
+    call = {"type": "tool_call", "id": "toolu_1", "name": "bash", "arguments": '{"cmd":"ls"}'}
+    answered = CallOutcome(
+        CALLS[0],
+        "answered",
+        200,
+        1003.5,
+        model="claude-x",
+        stream=True,
+        messages=(blob(user),),
+        tools=blob([{"name": "bash", "description": "run", "parameters": {}}]),
+        reply=blob({"role": "assistant", "parts": [{"type": "text", "text": "I will."}, call]}),
+        prompt_len=4,
+        prompt_ids=np.array([1, 2, 3, 4], np.int32),
+        completion_ids=np.array([7, 8, 2], np.int32),
+        logprobs=np.array([-0.5, -1.5, -0.25], np.float32),
+        finish_reason="tool_calls",
+        policy_spans=(PolicySpan("base", 0, 2), PolicySpan("policy-v1", 2, 3)),
+        first_token_at=1000.75,
+    )
+    refused = CallOutcome(
+        CALLS[1], "refused", 400, 1001.1, error_code="unsupported", error_message="no [audio] here", model="claude-x"
+    )
+    side = CallOutcome(
+        CALLS[2],
+        "answered",
+        200,
+        1002.5,
+        prompt_len=2,
+        prompt_ids=np.array([1, 2], np.int32),
+        completion_ids=np.array([2], np.int32),
+        logprobs=np.array([-1.0], np.float32),
+        finish_reason="stop",
+        policy_spans=(PolicySpan("policy-v1", 0, 1),),
+    )
+    url = default_store_url()
+    database = Database.open(url)
+    with database.session() as session:
+        spec = EpisodeSpec(task="ls-task", group="g1", expected=2)
+        times = {"now": 999.0, "expires_at": 9e9}
+        open_episode(session, spec, episode_id=EPISODE, token_hash="0" * 64, **times)
+        open_episode(session, EpisodeSpec(), episode_id="abzzzzzzzzzz", token_hash="1" * 64, **times)
+        arrivals = [arrival(0), arrival(1), arrival(2, kind="side"), arrival(3)]
+        assert write_arrivals(session, arrivals) == [None] * 4
+        assert write_outcomes(session, [answered, refused, side]) == [None] * 3
+        end_episode(session, EPISODE, "completed", reason="all done", now=1010.0)
+        set_reward(session, EPISODE, 0.75, components=None, now=1011.0)
+    database.close()
+    return url

@@ -74,10 +74,12 @@ def check_logprobs_mode(http: httpx.Client, model: str) -> Check:
             continue  # too flat to tell
         ratio = (cooled[shared[-1]] - cooled[shared[0]]) / gap
         if ratio > (1 + 1 / TEMPERATURE) / 2:
-            return good("logprobs", f"of the distribution that is sampled (at T {TEMPERATURE}: gaps grow {ratio:.2f} times)")
+            return good(
+                "logprobs", f"of the distribution that is sampled (at T {TEMPERATURE}: gaps grow {ratio:.2f} times)"
+            )
         return bad(
             "logprobs",
-            f"of the raw model, not of the distribution that is sampled (at T {TEMPERATURE}: gaps grow {ratio:.2f} times)",
+            f"of the raw model, not of what is sampled (at T {TEMPERATURE}: gaps grow {ratio:.2f} times)",
             f"start vLLM with --logprobs-mode processed_logprobs, or {_START}",
         )
     return bad("logprobs", "every token is equally likely, so their mode cannot be told", "is this a trained model?")

@@ -22,7 +22,10 @@ def console() -> "Console":
     """For results. Made on each use, because tests and pipes replace ``sys.stdout``."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out.width = 200  # a pipe has no width, and a table must not be folded for it
+    return out
 
 
 def progress() -> "Console":

@@ -1,5 +1,151 @@
-CONTEXT: dict[str, bool] = {}
+"""``dragoman show``: one episode with its calls, or one call, and what it holds."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dragoman.cli.episodes import Store, age, plain
+from dragoman.cli.output import Failure, console, print_json, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dragoman.store.records import CallInfo, EpisodeInfo, JsonObject
 
 
-def show() -> None:
-    raise NotImplementedError
+def show(
+    what: Annotated[str, typer.Argument(metavar="EPISODE|CALL", help="Id of an episode or a call, or its beginning.")],
+    tokens: Annotated[bool, typer.Option("--tokens", help="The sampled ids with their log-probabilities.")] = False,
+    messages: Annotated[bool, typer.Option("--messages", help="The messages and the reply as text.")] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model folder; `--tokens` then shows the text of each id.")
+    ] = None,
+    store: Store = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Show an episode and its calls in order, or one call.
+
+    \b
+        dragoman show k3v9
+        dragoman show k3v9 --messages
+        dragoman show 0f3kq --tokens --tokenizer ./my-model
+    """
+    from dragoman.cli.lookup import find_id, reading
+    from dragoman.store.calls import read_calls
+    from dragoman.store.episodes import get_episode
+
+    decode = load_decoder(tokenizer) if tokenizer is not None else None
+    with reading(store) as (session, url):
+        episode_id, call_id = find_id(session, what)
+        episode = get_episode(session, episode_id)
+        calls = [call for call in read_calls(session, episode_id) if call_id in (None, call.arrival.id)]
+    if as_json:
+        print_json(episode_json(episode, calls, url, tokens=tokens, messages=messages))
+        return
+    print_episode(episode, calls, url)
+    from dragoman.cli.call_view import message_lines, token_lines
+
+    for call in calls:
+        if messages or tokens:
+            print(f"\n── call {call.arrival.id}")
+        for line in message_lines(call) if messages else []:
+            print(line)
+        for line in token_lines(call, decode) if tokens else []:
+            print(line)
+
+
+def load_decoder(folder: Path) -> Callable[[int], str]:
+    """Token id → text by a model folder's tokenizer. Raises ``Failure`` when there is none."""
+    import os
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise Failure(f"--tokenizer {folder} holds no tokenizer: {error}") from error
+
+    def decode(token: int) -> str:
+        return str(tokenizer.decode([token]))
+
+    return decode
+
+
+def episode_json(
+    episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str, *, tokens: bool, messages: bool
+) -> "JsonObject":
+    from dataclasses import asdict
+
+    from dragoman.cli.call_view import call_json, mean_logprob, policy_versions, token_counts
+
+    value: JsonObject = asdict(episode)
+    prompt_tokens, completion_tokens = token_counts(calls)
+    return value | {
+        "store": url,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "mean_logprob": mean_logprob(calls),
+        "policy_versions": policy_versions(calls),
+        "calls": [call_json(call, tokens=tokens, messages=messages) for call in calls],
+    }
+
+
+def print_episode(episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str) -> None:
+    """The episode's facts, its calls as a table, and what was wrong with those that gave nothing to train on."""
+    from dragoman.cli.call_view import trouble
+
+    out = console()
+    for name, value in episode_facts(episode, calls, url, time.time()).items():
+        out.print(f"[bold]{name:<13}[/bold] {plain(value)}")
+    if not calls:
+        say("no calls yet")
+        return
+    out.print()
+    out.print(calls_table(calls))
+    for number, call in enumerate(calls, 1):
+        if said := trouble(call):
+            out.print(f"[yellow]call {number}[/yellow] {plain(said)}")
+
+
+def episode_facts(episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str, now: float) -> dict[str, str]:
+    from dragoman.cli.call_view import NONE, mean_logprob, policy_versions, token_counts
+
+    spec = episode.spec
+    prompt_tokens, completion_tokens = token_counts(calls)
+    mean = mean_logprob(calls)
+    end = episode.end or ("expired" if episode.expires_at < now else "open")
+    sampling = f"{spec.profile}, temperature {spec.temperature:g}" if spec.profile == "train" else spec.profile
+    return {
+        "episode": episode.id,
+        "task": spec.task or "none (ad hoc)",
+        "group": spec.group or NONE,
+        "sampling": sampling,
+        "opened": f"{age(now - episode.opened_at)} ago",
+        "end": f"{end}: {episode.end_reason}" if episode.end_reason else end,
+        "reward": NONE if episode.reward is None else f"{episode.reward:g}",
+        "calls": str(len(calls)),
+        "tokens": f"{prompt_tokens:,} in, {completion_tokens:,} out",
+        "mean logprob": NONE if mean is None else f"{mean:.4f}",
+        "policy": ", ".join(policy_versions(calls)) or NONE,
+        "database": url,
+    }
+
+
+def calls_table(calls: "Sequence[CallInfo]") -> "Table":
+    from rich.table import Table
+
+    from dragoman.cli.call_view import call_facts
+
+    rows = [call_facts(call) for call in calls]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("#", justify="right")
+    for name in rows[0]:
+        right = name in ("in", "out", "logprob", "first", "total")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for number, facts in enumerate(rows, 1):
+        table.add_row(str(number), *(plain(value) for value in facts.values()))
+    return table

@@ -1,0 +1,95 @@
+"""``dragoman show``: an episode's calls with their numbers, what went wrong, messages and tokens."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CALL = "call0000000000000001"
+
+
+def test_an_episode(run: Callable[..., Any], filled_store: str) -> None:
+    result = run("show", "abc")
+    assert result.code == 0
+    facts = {line[:13].strip(): line[13:].strip() for line in result.out.splitlines()[:12]}
+    assert facts["episode"] == "abcdefgh1234"
+    assert facts["sampling"] == "train, temperature 1"
+    assert facts["end"] == "completed: all done"
+    assert facts["reward"] == "0.75"
+    assert facts["tokens"] == "6 in, 4 out"
+    assert facts["mean logprob"] == "-0.8125"
+    assert facts["policy"] == "base, policy-v1"
+    assert facts["database"] == filled_store
+    rows = [line.split() for line in result.out.splitlines() if line[:1].isdigit()]
+    assert rows[0] == ["1", CALL, "answered", "anthropic", "/v1/messages", "4", "3", "-0.750", "tool_calls", "base,",
+                       "policy-v1", "-", "0.75", "s", "3.50", "s"]  # fmt: skip
+    assert rows[1][2:] == ["refused", "anthropic", "/v1/messages", *["-"] * 7, "0.10", "s"]
+    assert rows[3][2:] == ["arrived", "anthropic", "/v1/messages", *["-"] * 8]
+    assert "call 2 refused with 400: unsupported: no [audio] here" in result.out
+    assert "call 3 side call" in result.out
+    assert "call 4 no outcome yet" in result.out
+    assert "call 1 " not in result.out
+
+
+def test_one_call_with_messages_and_tokens(run: Callable[..., Any], filled_store: str) -> None:
+    result = run("show", CALL, "--messages", "--tokens")
+    text = result.out
+    assert "tools: bash" in text
+    assert "[user]\n  list the files [here]\n  please\n[assistant] (the reply)\n  I will.\n" in text
+    assert '  → bash {"cmd":"ls"}  (toolu_1)' in text
+    tokens = [line.split() for line in text.splitlines()[-3:]]
+    assert tokens == [["0", "7", "-0.5000"], ["1", "8", "-1.5000"], ["2", "2", "-0.2500"]]
+    assert "dall" not in text
+
+
+def test_json(run: Callable[..., Any], filled_store: str) -> None:
+    shown = json.loads(run("show", "abc", "--json", "--tokens", "--messages").out)
+    assert (shown["id"], shown["end"], shown["reward"], shown["spec"]["task"]) == (
+        "abcdefgh1234",
+        "completed",
+        0.75,
+        "ls-task",
+    )
+    assert shown["mean_logprob"] == -0.8125
+    first = shown["calls"][0]
+    assert first["completion_ids"] == [7, 8, 2]
+    assert first["prompt_ids"] == [1, 2, 3, 4]
+    assert first["logprobs"] == [-0.5, -1.5, -0.25]
+    assert first["policy_spans"] == [["base", 0, 2], ["policy-v1", 2, 3]]
+    assert first["messages"][0]["role"] == "user"
+    assert first["reply"]["parts"][1]["name"] == "bash"
+    assert first["trouble"] is None
+    assert shown["calls"][3]["status"] == "arrived"
+    lean = json.loads(run("show", "abc", "--json").out)["calls"][0]
+    assert not {"completion_ids", "messages"} & set(lean)
+
+
+def test_tokens_as_text(run: Callable[..., Any], filled_store: str, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {f"t{number}": number for number in range(10)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    result = run("show", CALL, "--tokens", "--tokenizer", str(tmp_path))
+    assert [line.split()[-1] for line in result.out.splitlines()[-3:]] == ["'t7'", "'t8'", "'t2'"]
+    missing = run("show", CALL, "--tokens", "--tokenizer", str(tmp_path / "no"))
+    assert missing.code == 1
+    assert "holds no tokenizer" in missing.err
+
+
+@pytest.mark.parametrize(("arguments", "says"), [(["ab"], "several ids"), (["zzz"], "no episode or call")])
+def test_not_found(run: Callable[..., Any], filled_store: str, arguments: list[str], says: str) -> None:
+    result = run("show", *arguments)
+    assert result.code == 1
+    assert says in result.err
+
+
+def test_an_empty_episode(run: Callable[..., Any], filled_store: str) -> None:
+    result = run("show", "abz")
+    assert result.code == 0
+    assert "no calls yet" in result.err
+    assert "none (ad hoc)" in result.out
