@@ -74,7 +74,8 @@ class CallOutcome:
 
     id: str
     status: CallStatus
-    http_status: int
+    http_status: int | None
+    """``None``: the gateway was killed before it could answer."""
     finished_at: float
     error_code: str | None = None
     error_message: str | None = None
@@ -143,6 +144,18 @@ class EpisodeInfo:
     end: EpisodeEnd | None
     end_reason: str | None
     reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """An episode and what its calls add up to."""
+
+    episode: EpisodeInfo
+    calls: int
+    """Every call that arrived, open and refused ones included."""
+    prompt_tokens: int
+    """Sum of the full prompt lengths, so a token that is sent again in the next turn counts again."""
+    completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,248 @@
+"""Calls: written in batches by the recorder, read back whole.
+
+Rules of this module: functions over a ``Session``; the caller owns the transaction. Writing is idempotent, and one bad
+record never keeps the others of its batch from being written: each record gets its own answer.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from sqlalchemy import Row, Table, bindparam, literal, select, update
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+
+from dragoman.store.call_rows import Values, arrival_values, call_info, outcome_blobs, outcome_values, split_digests
+from dragoman.store.database import insert_new
+from dragoman.store.errors import CallNotFound, StoreError
+from dragoman.store.models import Call, Episode, StoredBlob, table_of
+from dragoman.store.packing import digest, pack_text, unpack_ids, unpack_text
+from dragoman.store.records import CallArrival, CallInfo, CallOutcome, TokenIds
+
+CALLS: Table = table_of(Call)
+BLOBS: Table = table_of(StoredBlob)
+CHUNK = 500
+"""Values in one ``IN`` list; both databases allow thousands."""
+Record = TypeVar("Record", CallArrival, CallOutcome)
+
+GATEWAY_KILLED = "gateway_killed"
+STATE = (
+    *(Call.row, Call.id, Call.episode_id, Call.status, Call.error_code, Call.finished_at),
+    *(Call.prompt_len, Call.completion_len, Call.prompt_ids.is_not(None).label("has_prompt")),
+)
+"""What has to be known of a call before its outcome, or that of a child, is written."""
+
+
+def write_arrivals(session: Session, arrivals: Sequence[CallArrival]) -> list[ValueError | None]:
+    """Write a row for each call that has arrived. A call that is there already is left as it is.
+
+    The answers align with ``arrivals``: ``None``: the row is there; an error, naming the call: this one is refused (a
+    wrong value, an unknown episode, an id that another call has), and the others are written all the same.
+    """
+    answers, valid = _check_alone(arrivals, arrival_values)
+    columns = (Call.id, Call.episode_id, Call.arrived_at)
+    rows_there = _where_in(session, columns, Call.id, [arrival.id for _, arrival, _ in valid])
+    known = {row.id: (row.episode_id, row.arrived_at) for row in rows_there}
+    named = [arrival.episode_id for _, arrival, _ in valid]
+    episodes = {row.id for row in _where_in(session, (Episode.id,), Episode.id, named)}
+    rows: list[Values] = []
+    for at, arrival, values in valid:
+        identity = (arrival.episode_id, arrival.arrived_at)
+        if arrival.episode_id not in episodes:
+            answers[at] = ValueError(f"call {arrival.id!r}: there is no episode {arrival.episode_id!r}")
+        elif known.setdefault(arrival.id, identity) != identity:
+            answers[at] = ValueError(f"call {arrival.id!r}: another call has this id")
+        else:
+            rows.append(values)
+    insert_new(session, CALLS, rows)
+    return answers
+
+
+def write_outcomes(session: Session, outcomes: Sequence[CallOutcome]) -> list[ValueError | None]:
+    """Complete the rows of calls that have ended, and store what they said. The same outcome again changes nothing.
+
+    The answers align with ``outcomes``, as in ``write_arrivals``. Refused are wrong values (``call_rows``), a call that
+    has not arrived or has ended otherwise, and a parent that cannot give ``shared_len`` tokens. An outcome that comes
+    after ``close_open_calls`` has given up its call replaces that.
+    """
+    answers, valid = _check_alone(outcomes, outcome_values)
+    named = [call_id for _, o, _ in valid for call_id in (o.id, o.parent_id) if call_id is not None]
+    stored = {row.id: dict(row._mapping) for row in _where_in(session, STATE, Call.id, named)}
+    sent = [blob.digest for _, outcome, _ in valid for blob in outcome_blobs(outcome)]
+    have = {row.digest for row in _where_in(session, (StoredBlob.digest,), StoredBlob.digest, sent)}
+    rows: list[Values] = []
+    blobs: list[Values] = []
+    for at, outcome, values in valid:
+        try:
+            if not _check_state(outcome, stored):
+                continue
+            new_blobs = _pack_blobs(outcome, have)
+        except ValueError as error:
+            answers[at] = error
+            continue
+        have.update(new_blobs)
+        blobs += [{"digest": address, "data": data} for address, data in new_blobs.items()]
+        stored[outcome.id] |= {**values, "has_prompt": values["prompt_ids"] is not None}
+        rows.append({**values, "at_row": stored[outcome.id]["row"]})
+    insert_new(session, BLOBS, blobs)
+    if rows:
+        columns: Values = {name: bindparam(name) for name in rows[0] if name != "at_row"}
+        statement = update(CALLS).where(CALLS.c.row == bindparam("at_row")).values(columns)
+        session.connection().execute(statement, rows)
+    return answers
+
+
+def read_call(session: Session, call_id: str) -> CallInfo | None:
+    """``None``: no call has that id."""
+    call = session.scalars(select(Call).where(Call.id == call_id)).one_or_none()
+    return None if call is None else _decode(session, [call])[0]
+
+
+def read_calls(session: Session, episode_id: str) -> list[CallInfo]:
+    """The calls of an episode in the order in which they arrived; empty for an unknown episode."""
+    query = select(Call).where(Call.episode_id == episode_id).order_by(Call.arrived_at, Call.row)
+    return _decode(session, session.scalars(query).all())
+
+
+def read_messages(session: Session, call_id: str) -> list[bytes]:
+    """The messages of a call's request as JSON, in order; empty while it is open. Raises ``CallNotFound``."""
+    found = session.execute(select(Call.messages).where(Call.id == call_id)).one_or_none()
+    if found is None:
+        raise _not_found(call_id)
+    digests = split_digests(found.messages)
+    blobs = _read_blobs(session, digests)
+    return [blobs[address] for address in digests]
+
+
+def full_prompt(session: Session, call_id: str) -> TokenIds:
+    """Every token of a call's prompt, shape (prompt_len,), put together along its parents in one query.
+
+    Raises ``CallNotFound``, and ``ValueError`` for a call without a prompt (open, or refused before it was rendered).
+    """
+    parent = aliased(Call)
+    chain = (
+        select(Call.row, Call.parent_id, Call.shared_len, literal(0).label("depth"))
+        .where(Call.id == call_id)
+        .cte("chain", recursive=True)
+    )
+    chain = chain.union_all(
+        select(parent.row, parent.parent_id, parent.shared_len, chain.c.depth + 1)
+        .join(chain, parent.id == chain.c.parent_id)
+        .where(chain.c.shared_len > 0)
+    )
+    columns = (Call.shared_len, Call.prompt_len, Call.completion_len, Call.prompt_ids, Call.completion_ids)
+    query = select(*columns).join(chain, chain.c.row == Call.row).order_by(chain.c.depth.desc())
+    rows = session.execute(query).all()
+    if not rows:
+        raise _not_found(call_id)
+    if rows[-1].prompt_ids is None:
+        raise ValueError(f"call {call_id!r} has no prompt: it is open, or was refused before its prompt was rendered")
+    # Root first: each call keeps `shared_len` tokens of the stream so far and writes its own after them.
+    stream = np.empty(max((row.prompt_len or 0) + (row.completion_len or 0) for row in rows), np.int32)
+    length = 0
+    for row in rows:
+        if row.shared_len > length:
+            raise StoreError(f"the store is damaged: a prompt of call {call_id!r} keeps more than its parent has")
+        length = row.shared_len
+        for packed in (row.prompt_ids, row.completion_ids if row is not rows[-1] else None):
+            if packed is not None:
+                ids = unpack_ids(packed)
+                stream[length : length + len(ids)] = ids
+                length += len(ids)
+    return stream[:length].copy()
+
+
+def close_open_calls(session: Session, *, started_before: float, now: float) -> int:
+    """Mark calls that arrived before ``started_before`` and never ended as ``aborted``: their gateway was killed.
+
+    Returns how many there were. Where several gateways share a store, one that is still at work on such a call
+    replaces this by the real outcome.
+    """
+    statement = (
+        update(Call)
+        .where(Call.status == "arrived", Call.arrived_at < started_before)
+        .values(
+            status="aborted",
+            finished_at=now,
+            error_code=GATEWAY_KILLED,
+            error_message="the gateway ended before the call did; nothing is known of what was sampled",
+        )
+        .returning(Call.row)
+        .execution_options(synchronize_session=False)
+    )
+    return len(session.execute(statement).all())
+
+
+def _check_alone(
+    records: Sequence[Record], to_values: Callable[[Record], Values]
+) -> tuple[list[ValueError | None], list[tuple[int, Record, Values]]]:
+    """What can be said without the database: an answer per record, and position, record and values of the good ones."""
+    answers: list[ValueError | None] = [None] * len(records)
+    valid: list[tuple[int, Record, Values]] = []
+    for at, record in enumerate(records):
+        try:
+            valid.append((at, record, to_values(record)))
+        except ValueError as error:
+            answers[at] = error
+    return answers, valid
+
+
+def _check_state(outcome: CallOutcome, stored: dict[str, Values]) -> bool:
+    """True: write it. False: it is there already. Raises ``ValueError`` when it does not fit what is stored."""
+    call = stored.get(outcome.id)
+    if call is None:
+        raise ValueError(f"call {outcome.id!r}: it has not arrived")
+    if call["status"] != "arrived" and call["error_code"] != GATEWAY_KILLED:
+        if (call["status"], call["finished_at"]) == (outcome.status, outcome.finished_at):
+            return False
+        raise ValueError(f"call {outcome.id!r}: it has already ended as {call['status']!r}")
+    if outcome.parent_id is not None:
+        parent = stored.get(outcome.parent_id)
+        if parent is None or parent["episode_id"] != call["episode_id"]:
+            raise ValueError(f"call {outcome.id!r}: its parent {outcome.parent_id!r} is not in its episode")
+        length = parent["prompt_len"] + (parent["completion_len"] or 0) if parent["has_prompt"] else 0
+        if outcome.shared_len > length:
+            raise ValueError(
+                f"call {outcome.id!r}: shared_len is {outcome.shared_len}, but its parent {outcome.parent_id!r} "
+                f"has {length} tokens"
+            )
+    return True
+
+
+def _pack_blobs(outcome: CallOutcome, have: set[bytes]) -> dict[bytes, bytes]:
+    """Digest → packed data for the blobs of one outcome that the store does not have."""
+    missing = {blob.digest: blob.data for blob in outcome_blobs(outcome) if blob.digest not in have}
+    for address, data in missing.items():
+        if digest(data) != address:
+            raise ValueError(f"call {outcome.id!r}: digest {address.hex()} does not belong to its data")
+    return {address: pack_text(data) for address, data in missing.items()}
+
+
+def _decode(session: Session, calls: Sequence[Call]) -> list[CallInfo]:
+    digests: set[bytes] = set()
+    for call in calls:
+        digests.update(split_digests(call.messages))
+        digests.update(address for address in (call.tools, call.reply) if address is not None)
+    blobs = _read_blobs(session, digests)
+    return [call_info(call, blobs) for call in calls]
+
+
+def _read_blobs(session: Session, digests: Iterable[bytes]) -> dict[bytes, bytes]:
+    columns = (StoredBlob.digest, StoredBlob.data)
+    wanted = set(digests)
+    blobs = {row.digest: unpack_text(row.data) for row in _where_in(session, columns, StoredBlob.digest, wanted)}
+    if missing := wanted - blobs.keys():
+        raise StoreError(f"the store is damaged: it has no blob {min(missing).hex()}, which a call refers to")
+    return blobs
+
+
+def _where_in(
+    session: Session, columns: Sequence[Any], column: InstrumentedAttribute[Any], values: Iterable[Any]
+) -> Iterator[Row[Any]]:
+    """``columns`` of the rows whose ``column`` is one of ``values``."""
+    distinct = list(dict.fromkeys(values))
+    for at in range(0, len(distinct), CHUNK):
+        yield from session.execute(select(*columns).where(column.in_(distinct[at : at + CHUNK])))
+
+
+def _not_found(call_id: str) -> CallNotFound:
+    return CallNotFound(f"there is no call {call_id!r} in this store")

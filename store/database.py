@@ -1,0 +1,220 @@
+"""Opening the store and running transactions in it: SQLite by default, PostgreSQL by URL.
+
+Rules of this module: the only place that knows how the two databases differ in connecting, locking and failing. Outside
+it there are ``Session`` objects, and every failure of the database itself (locked, full, read-only, gone) is a
+``StoreUnavailable``. Errors that are a record's own fault (``IntegrityError``, ``DataError``) pass unchanged.
+"""
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
+
+from dragoman.store import schema
+from dragoman.store.errors import StoreUnavailable
+
+BUSY_SECONDS = 5.0
+"""How long a SQLite statement waits for another process's transaction."""
+OPEN_SECONDS = 60.0
+"""How long opening waits for another process that is migrating the same database."""
+MIGRATION_LOCK = 0x647261676F6D616E
+"""PostgreSQL advisory lock held while migrating ("dragoman" in ASCII)."""
+
+
+class Database:
+    """An open, migrated store. Safe to share between threads; a ``Session`` is not."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        if engine.dialect.name == "sqlite":
+            self._reader = engine.execution_options(dragoman_read_only=True)
+        else:
+            self._reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    @classmethod
+    def open(cls, url: str, *, fsync: bool = False) -> "Database":
+        """Open the store at a SQLAlchemy URL, creating and migrating it where needed.
+
+        ``sqlite:////folder/file.db`` or ``postgresql://user@host/name``. ``fsync``: a SQLite commit also survives power
+        loss, not only ``kill -9`` (PostgreSQL does what its own ``synchronous_commit`` says). Several processes may
+        open one store at once. Raises ``StoreUnavailable``.
+        """
+        parsed = _read_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            _create_file(parsed)
+        with _failures(parsed):
+            migrator = _make_engine(parsed, fsync=fsync, migrating=True)
+            try:
+                with migrator.connect() as connection:
+                    _use_wal(connection)
+                with migrator.begin() as connection:
+                    if connection.dialect.name == "postgresql":
+                        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+                    schema.upgrade(connection)
+            finally:
+                migrator.dispose()
+        return cls(_make_engine(parsed, fsync=fsync))
+
+    @property
+    def url(self) -> str:
+        """The URL with its password hidden."""
+        return str(self._engine.url)
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """One transaction that may write: committed at the end of the block, rolled back when it raises.
+
+        On SQLite it holds the one write lock from its start (a transaction that reads first and locks later fails as
+        soon as another process has written in between), so keep it short and use ``reading`` to read.
+        Raises ``StoreUnavailable``; nothing was written then.
+        """
+        with _failures(self._engine.url), Session(self._engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """One read-only transaction that sees one state of the store throughout and blocks no writer.
+
+        Raises ``StoreUnavailable``, also when something tries to write in it.
+        """
+        with _failures(self._engine.url), Session(self._reader, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        """Close all connections. A session that is still open keeps its own until it ends."""
+        self._engine.dispose()
+
+
+def insert_new(session: Session, table: Table, rows: list[dict[str, Any]]) -> int:
+    """Insert ``rows``, passing over those whose unique key is there already. Returns how many were inserted."""
+    if not rows:
+        return 0
+    connection = session.connection()
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return connection.execute(dialect.insert(table).on_conflict_do_nothing(), rows).rowcount
+
+
+def _read_url(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+        parsed.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ImportError) as error:
+        raise StoreUnavailable(
+            f"{_hide_password(url)!r} is no store URL ({error}); say sqlite:////folder/file.db "
+            "or postgresql://user@host/name"
+        ) from error
+    backend = parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise StoreUnavailable(f"the store cannot be {backend!r}: only sqlite and postgresql are supported")
+    if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
+        raise StoreUnavailable(f"the store {parsed!s} is no file; say sqlite:////folder/file.db")
+    return parsed
+
+
+def _hide_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://…@{rest.rpartition('@')[2]}" if separator and "@" in rest else url
+
+
+def _create_file(url: URL) -> None:
+    """Make the file and its folder, for this user only: it will hold whole conversations."""
+    assert url.database is not None
+    path = Path(url.database)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(
+            f"the store {path} cannot be opened ({error.strerror}); make the file and its folder writable, "
+            "or name another place"
+        ) from error
+
+
+def _make_engine(url: URL, *, fsync: bool, migrating: bool = False) -> Engine:
+    serializer = partial(json.dumps, separators=(",", ":"), allow_nan=False)
+    if url.get_backend_name() == "postgresql":
+        return create_engine(url, json_serializer=serializer, pool_pre_ping=True)
+    engine = create_engine(
+        url,
+        json_serializer=serializer,
+        # The driver's own transaction handling is off (isolation_level None); `begin` below starts them.
+        connect_args={"isolation_level": None, "timeout": OPEN_SECONDS if migrating else BUSY_SECONDS},
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, _record: object) -> None:
+        # A migration may rebuild a table, and dropping the old one must not count as deleting what refers to it.
+        connection.execute(f"PRAGMA foreign_keys = {'OFF' if migrating else 'ON'}")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        read_only = connection.get_execution_options().get("dragoman_read_only", False)
+        connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
+        connection.exec_driver_sql("BEGIN DEFERRED" if read_only else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _use_wal(connection: Connection) -> None:
+    """Switch a SQLite file to write-ahead logging. The file remembers it, so this is work only for the first opener."""
+    if connection.dialect.name != "sqlite":
+        return
+    raw = connection.connection.dbapi_connection
+    assert isinstance(raw, sqlite3.Connection)
+    give_up = time.monotonic() + OPEN_SECONDS
+    while True:  # changing the mode does not wait for a lock as other statements do
+        try:
+            (mode,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise StoreUnavailable(_describe(connection.engine.url, error)) from error
+            time.sleep(0.05)
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"the store {connection.engine.url!s} cannot use write-ahead logging (SQLite chose {mode!r}); "
+            "put it on a local disk"
+        )
+
+
+@contextmanager
+def _failures(url: URL) -> Iterator[None]:
+    """Turn a failure of the database into ``StoreUnavailable``."""
+    try:
+        yield
+    except (IntegrityError, DataError):
+        raise
+    except DBAPIError as error:
+        raise StoreUnavailable(_describe(url, error.orig or error)) from error
+    except PoolTimeout as error:
+        raise StoreUnavailable(f"the store {url!s} has no free connection: {error}") from error
+
+
+def _describe(url: URL, error: BaseException) -> str:
+    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if url.get_backend_name() == "postgresql":
+        return f"the store {url!s} cannot be used ({said}); check that PostgreSQL runs there and lets this user in"
+    remedies = {
+        "locked": "another process holds it for too long; end that process",
+        "full": "free some disk space",
+        "readonly": "make the file and its folder writable",
+        "unable to open": "make the file and its folder readable and writable",
+        "not a database": "the file is something else or damaged; name another file",
+        "malformed": "the file is damaged; restore a backup or name another file",
+    }
+    remedy = next((remedy for word, remedy in remedies.items() if word in said), "see the message before this")
+    return f"the store {url.database} cannot be used ({said}); {remedy}"
