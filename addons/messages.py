@@ -64,6 +64,10 @@ class Tool:
     description: str
     parameters: JsonObject
     """JSON schema of the arguments, as the harness sent it."""
+    kind: Literal["function", "custom", "local_shell", "tool_search"] = "function"
+    """In which of the Responses dialect's forms a call to it is told; the model sees a function in any case."""
+    namespace: str | None = None
+    """The Responses dialect's namespace it belongs to; ``name`` then starts with it and ``__``."""
 
 
 @dataclass(frozen=True, slots=True)
