@@ -54,7 +54,7 @@ def call_facts(call: CallInfo) -> dict[str, str]:
     """What the table of an episode shows of a call: column → text."""
     arrival, outcome = call.arrival, call.outcome
     facts = {
-        "call": arrival.id,
+        "call": arrival.id[:10],
         "status": status_word(call),
         "provider": arrival.provider,
         "path": arrival.path,

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+_GATEWAY_ONLY = "not looked at: run doctor in the gateway's environment (Python 3.12)"
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -33,12 +35,71 @@ def remark(name: str, found: str) -> Check:
     return Check(name, None, found)
 
 
+def check_store(url: str) -> Check:
+    """Whether the database can be opened, brought to this version's schema, and written."""
+    from sqlalchemy import text
+
+    from dragoman.store.database import Database
+    from dragoman.store.errors import StoreError
+
+    try:
+        database = Database.open(url)
+        try:
+            with database.session() as session:
+                # A real write that changes nothing.
+                session.execute(text("UPDATE alembic_version SET version_num = version_num"))
+            return good("store", f"{database.url} is writable")
+        finally:
+            database.close()
+    except StoreError as error:
+        return bad("store", str(error), "see the message; --store names another database, DRAGOMAN_HOME another folder")
+
+
+def check_template(model: str, renderer: str) -> Check:
+    """Which renderer turns messages into tokens, and whether the model's template shows tools to the model."""
+    if sys.version_info < (3, 12):
+        return remark("template", _GATEWAY_ONLY)
+    from dragoman.addons.tokens import TokenCodec
+
+    try:
+        codec = TokenCodec.load(model, renderer=renderer)
+    except (OSError, ValueError) as error:
+        return bad("template", f"the tokenizer of {model} cannot be loaded: {error}", "name its folder with --model")
+    if codec.template_has_tools:
+        return good("template", f"renderer {codec.renderer_name} for {model}; tools are shown to the model")
+    return bad(
+        "template",
+        f"the chat template of {model} ignores tools (renderer {codec.renderer_name}): the model would never see one",
+        "put a template that renders `tools` in the folder's chat_template.jinja, or choose a --renderer",
+    )
+
+
+def check_gateway(address: str, key: str, *, wanted: bool) -> tuple[Check, str | None]:
+    """Whether a gateway answers and takes our key, and the address of its engine (``None``: not known).
+
+    ``wanted``: the user named the gateway, so its absence is a failure.
+    """
+    from dragoman.gateway_client import GatewayClient, GatewayError
+
+    with GatewayClient(address, key, timeout=10) as client:
+        try:
+            status = client.status()
+        except GatewayError as error:
+            if error.code is None and not wanted:
+                return remark("gateway", f"none answers at {address}; `dragoman serve` starts one"), None
+            return bad("gateway", str(error), "see the message"), None
+    waiting = f", {status.outbox_depth} records wait for the store" if status.outbox_depth else ""
+    return good("gateway", f"{address}, version {status.version}, engine {status.engine}{waiting}"), status.engine
+
+
 def check_trust(environment: Mapping[str, str], certificates: Path) -> Check:
     """Whether programs started with ``environment`` trust the CA in the folder ``certificates``.
 
     Where ``environment`` names no proxy, a harness will get its variables from ``dragoman episode open``, so those
     count on top of it.
     """
+    if sys.version_info < (3, 12):
+        return remark("CA trust", _GATEWAY_ONLY)
     from dragoman.certs.authority import AuthorityError, ensure_authority
     from dragoman.certs.trust import check_trusted, trust_environment
 
@@ -60,10 +121,10 @@ def check_trust(environment: Mapping[str, str], certificates: Path) -> Check:
     )
 
 
-def check_harness(name: str, path: str | None = None) -> Check:
+def check_harness(name: str, *, wanted: bool) -> Check:
     """Whether the harness is there: the version that Dragoman installs and runs, else one on PATH.
 
-    ``path`` is searched in place of this process's PATH.
+    ``wanted``: the user named it, so its absence is a failure.
     """
     from dragoman.rollout.harnesses import find_harness
     from dragoman.rollout.install import install_folder, installed
@@ -74,13 +135,12 @@ def check_harness(name: str, path: str | None = None) -> Check:
         return bad(f"harness {name}", str(error), "name one of these")
     if folder := installed(harness):
         return good(f"harness {name}", f"{harness.version} in {folder}")
-    if program := shutil.which(name, path=path):
+    if program := shutil.which(name):
         return good(f"harness {name}", f"{program} (not the version {harness.version} that rollouts install)")
-    return bad(
-        f"harness {name}",
-        f"not installed in {install_folder(harness)} and no `{name}` on PATH",
-        f"run `python -m dragoman.rollout.install {name}`",
-    )
+    remedy = f"run `python -m dragoman.rollout.install {name}`"
+    if not wanted:
+        return remark(f"harness {name}", f"not installed; {remedy}")
+    return bad(f"harness {name}", f"not installed in {install_folder(harness)} and no `{name}` on PATH", remedy)
 
 
 def check_machine() -> list[Check]:

@@ -33,11 +33,14 @@ def check_engine(address: str, timeout: float = 30.0) -> tuple[list[Check], str 
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             return [bad("engine", f"{address}/v1/models names no model ({error!r})", _START)], None
         checks = [good("engine", f"{address} serves {root}, up to {entry.get('max_model_len', '?')} tokens")]
-        for check in (check_scale_out, check_logprobs_mode, check_control):
+        for name, check in (
+            ("scale-out", check_scale_out),
+            ("logprobs", check_logprobs_mode),
+            ("control", check_control),
+        ):
             try:
                 checks.append(check(http, served))
             except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-                name = check.__name__.removeprefix("check_").replace("_", "-")
                 checks.append(bad(name, f"the engine's answer made no sense: {error!r}", _LOOK))
         return checks, root
 

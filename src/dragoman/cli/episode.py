@@ -23,15 +23,24 @@ EpisodeId = Annotated[
 
 
 def connect(gateway: str) -> "GatewayClient":
-    """A client of the gateway with this machine's operator key, or the one in ``DRAGOMAN_OPERATOR_KEY``."""
+    """A client of the gateway at an address, with or without ``http://``."""
+    from dragoman.gateway_client import GatewayClient
+
+    return GatewayClient(full_address(gateway), operator_credential())
+
+
+def full_address(address: str) -> str:
+    """``host:port`` as a URL; a URL stays as it is."""
+    return address if "://" in address else f"http://{address}"
+
+
+def operator_credential() -> str:
+    """The operator key: ``DRAGOMAN_OPERATOR_KEY``, else the state folder's."""
     import os
 
-    from dragoman.gateway_client import GatewayClient
     from dragoman.home import operator_key, state_folder
 
-    if "://" not in gateway:
-        gateway = f"http://{gateway}"
-    return GatewayClient(gateway, os.environ.get("DRAGOMAN_OPERATOR_KEY") or operator_key(state_folder()))
+    return os.environ.get("DRAGOMAN_OPERATOR_KEY") or operator_key(state_folder())
 
 
 def shell_exports(environment: Mapping[str, str]) -> list[str]:
