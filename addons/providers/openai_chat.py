@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from dragoman.addons.errors import ContextTooLong, DragomanError, ErrorCode, InvalidRequest, Unsupported
+from dragoman.addons.errors import DragomanError, InvalidRequest, Unsupported
 from dragoman.addons.messages import (
     ChatRequest,
     Completion,
@@ -57,6 +57,7 @@ from dragoman.addons.providers.fields import (
     shown,
     wrong,
 )
+from dragoman.addons.providers.openai_errors import error_object, error_status
 from dragoman.addons.sse import encode_event
 from dragoman.store.records import JsonObject, ProviderName
 
@@ -69,21 +70,6 @@ _REFUSED = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("chat_template", "chat_template_kwargs", "documents", "continue_final_message"),
 )
-
-_ERROR_TYPES: dict[ErrorCode, tuple[str, str | None]] = {
-    "invalid_request": ("invalid_request_error", None),
-    "unsupported": ("invalid_request_error", "unsupported_value"),
-    "context_too_long": ("invalid_request_error", "context_length_exceeded"),
-    "unauthorized": ("invalid_request_error", "invalid_api_key"),
-    "forbidden": ("invalid_request_error", "forbidden"),
-    "not_found": ("invalid_request_error", "not_found"),
-    "conflict": ("invalid_request_error", "conflict"),
-    "too_large": ("invalid_request_error", "request_too_large"),
-    "overloaded": ("server_error", "overloaded"),
-    "engine_failed": ("server_error", None),
-    "timeout": ("server_error", "timeout"),
-    "internal": ("server_error", None),
-}
 
 
 class OpenAIChat:
@@ -170,19 +156,10 @@ class OpenAIChat:
         return {"id": model, "object": "model", "created": created, "owned_by": "dragoman"}
 
     def error_body(self, error: DragomanError, call_id: str | None) -> JsonObject:
-        kind, code = _ERROR_TYPES[error.code]
-        message = error.message
-        if isinstance(error, ContextTooLong):
-            # OpenAI's wording, by which harnesses know that they must compact.
-            message = (
-                f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in "
-                f"{error.prompt_tokens} tokens. Please reduce the length of the messages."
-            )
-        return {"error": {"message": message, "type": kind, "param": error.field, "code": code}}
+        return {"error": error_object(error)}
 
     def error_status(self, error: DragomanError) -> int:
-        # The SDKs repeat a 409 by themselves, which a conflict of ours outlives.
-        return 400 if error.code == "conflict" else error.status
+        return error_status(error)
 
 
 OPENAI_CHAT = OpenAIChat()
@@ -282,13 +259,14 @@ def _shown_parts(content: object, at: str) -> tuple[TextPart | ImagePart, ...]:
                     parts.append(TextPart(text))
             case "image_url":
                 image = as_object(part.get("image_url"), f"{place}.image_url")
-                parts.append(_image(as_name(image.get("url"), f"{place}.image_url.url"), place))
+                parts.append(image_part(as_name(image.get("url"), f"{place}.image_url.url"), place))
             case kind:
                 raise Unsupported(f"{place}: content of type {shown(kind)} is not supported here", field=place)
     return tuple(parts)
 
 
-def _image(url: str, at: str) -> ImagePart:
+def image_part(url: str, at: str) -> ImagePart:
+    """The image at a URL, or in a data URL."""
     if not url.startswith("data:"):
         return ImagePart(None, None, url)
     head, comma, data = url.partition(",")
