@@ -296,7 +296,9 @@ class Gateway:
             sampling=call.sampling,
             stop_ids=codec.stop_ids,
             structured=structured,
-            text=codec.text_stream(call.prompt_ids, call.request.tools, stop=call.sampling.stop),
+            text=codec.text_stream(
+                call.prompt_ids, call.request.tools, stop=call.sampling.stop, plain=call.request.prompt is not None
+            ),
             grace=self.settings.grace,
             on_sampled=lambda sampled: self._answered(call, sampled),
             on_failed=lambda error, sampled: self._failed(call, error, sampled),

@@ -5,9 +5,8 @@ that into an error result and goes on (HARNESSES.md §7). Only where not even a 
 text stay text, since no dialect has a nameless call.
 """
 
-import re
-
 from dragoman.addons.messages import (
+    Completion,
     ReasoningPart,
     Reply,
     ReplyPart,
@@ -16,23 +15,8 @@ from dragoman.addons.messages import (
     Usage,
 )
 from dragoman.addons.providers.base import issue_signature
-from dragoman.addons.tokens import ParsedCall, ParsedReply
-from dragoman.addons.messages import Completion
+from dragoman.addons.text_stream import ParsedReply
 from dragoman.store.records import FinishReason
-
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
-_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*(.*)', re.DOTALL)
-
-
-def _named(call: ParsedCall) -> tuple[str, str] | None:
-    """Name and arguments of a call, recovered from its raw text when it did not parse; ``None``: no name in it."""
-    if call.name is not None:
-        return call.name, call.arguments
-    name = _NAME.search(call.raw)
-    if name is None:
-        return None
-    arguments = _ARGUMENTS.search(call.raw)
-    return name[1], arguments[1] if arguments else ""
 
 
 def build_reply(
@@ -55,11 +39,10 @@ def build_reply(
     nameless = ""
     calls: list[ReplyPart] = []
     for call in parsed.tool_calls:
-        named = _named(call)
-        if named is None:
+        if call.name is None:
             nameless += call.raw
         else:
-            calls.append(ToolCallPart(f"{tool_call_prefix}{call_id}_{len(calls)}", *named))
+            calls.append(ToolCallPart(f"{tool_call_prefix}{call_id}_{len(calls)}", call.name, call.arguments))
     parts: list[ReplyPart] = []
     if parsed.reasoning:
         parts.append(ReasoningPart(parsed.reasoning, issue_signature(call_id)))
