@@ -75,8 +75,8 @@ class Database:
     def session(self) -> Iterator[Session]:
         """One transaction that may write: committed at the end of the block, rolled back when it raises.
 
-        On SQLite it holds the one write lock from its start (a transaction that reads first and locks later fails as
-        soon as another process has written in between), so keep it short and use ``reading`` to read.
+        On SQLite it holds the one write lock from its first statement on (a transaction that reads first and locks
+        later fails as soon as another process has written in between), so keep it short, and use ``reading`` to read.
         Raises ``StoreUnavailable``; nothing was written then.
         """
         with _failures(self._engine.url), Session(self._engine, expire_on_commit=False) as session, session.begin():
@@ -102,14 +102,16 @@ def insert_new(session: Session, table: Table, rows: list[dict[str, Any]]) -> in
         return 0
     connection = session.connection()
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    return connection.execute(dialect.insert(table).on_conflict_do_nothing(), rows).rowcount
+    statement = dialect.insert(table).on_conflict_do_nothing()
+    # Without this option the count of an INSERT is lost once the driver's cursor is closed.
+    return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
 
 
 def _read_url(url: str) -> URL:
     try:
         parsed = make_url(url)
         parsed.get_dialect()
-    except (ArgumentError, NoSuchModuleError, ImportError) as error:
+    except (ArgumentError, NoSuchModuleError, ImportError, ValueError) as error:
         raise StoreUnavailable(
             f"{_hide_password(url)!r} is no store URL ({error}); say sqlite:////folder/file.db "
             "or postgresql://user@host/name"

@@ -56,18 +56,26 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def postgres_url(postgres: str) -> str:
+    """URL of an empty PostgreSQL database."""
+    server = make_url(postgres)
+    name = f"test_{uuid.uuid4().hex}"
+    engine = create_engine(server.set(drivername="postgresql+psycopg", database="postgres"))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return server.set(database=name).render_as_string(hide_password=False)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of a store that does not exist yet (SQLite) or is empty (PostgreSQL)."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/state/dragoman.db"
-    server = make_url(request.getfixturevalue("postgres"))
-    name = f"test_{uuid.uuid4().hex}"
-    engine = create_engine(server.set(database="postgres"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return server.set(database=name).render_as_string(hide_password=False)
+    url = request.getfixturevalue("postgres_url")
+    assert isinstance(url, str)
+    return url
 
 
 @pytest.fixture
