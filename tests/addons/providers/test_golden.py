@@ -92,10 +92,11 @@ def streaming(folder: Path) -> JsonObject:
 
 
 def dump(value: Any) -> Any:
-    """A dataclass as JSON, fields in their order, with the class name where a union needs it."""
+    """A dataclass as JSON: fields in their order less those with their default, and the class name of a part."""
     if is_dataclass(value):
         kind = {"part": type(value).__name__} if type(value).__name__.endswith("Part") else {}
-        return kind | {field.name: dump(getattr(value, field.name)) for field in fields(value)}
+        said = [field for field in fields(value) if getattr(value, field.name) != field.default]
+        return kind | {field.name: dump(getattr(value, field.name)) for field in said}
     if isinstance(value, tuple):
         return [dump(item) for item in value]
     return value
