@@ -87,6 +87,8 @@ def test_reasons_are_found_in_the_log() -> None:
     ]
     assert plain_reason(log) == "OSError: /m does not appear to have a file named config.json"
     assert str(plain_reason(log[1:])).startswith("RuntimeError: Engine core initialization failed. See root cause")
+    invalid = ["pydantic_core.ValidationError: 1 validation error for ModelConfig", "  Value error, no model 'x'."]
+    assert plain_reason([*invalid, " [type=value_error]"]) == "Value error, no model 'x'."
     assert plain_reason(["all is well"]) is None
 
 

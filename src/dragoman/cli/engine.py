@@ -101,11 +101,10 @@ def resolve_model(model: str, python: "EnginePython") -> str:
             raise Failure(f"there is no model folder {model!r}")
         return str(Path(model).expanduser().resolve()) if Path(model).expanduser().is_dir() else model
     folder = cache_folder() / "models" / model
-    if (folder / "config.json").exists():
-        return str(folder)
-    with step(f"making the test model {model} (once)"):
+    # It is quick when the model is there, and makes an outdated one anew.
+    with step(f"test model {model} in {folder}"):
         command = [str(python.path), "-m", "dragoman.trainer.tiny_model", model, str(folder)]
         done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise Failure(f"the test model {model} could not be made:\n{(done.stdout + done.stderr)[-2000:].rstrip()}")
+        if done.returncode:
+            raise Failure(f"the test model {model} could not be made:\n{(done.stdout + done.stderr)[-2000:].rstrip()}")
     return str(folder)

@@ -160,7 +160,11 @@ def warm_up(address: str) -> None:
 
 def plain_reason(lines: Sequence[str]) -> str | None:
     """The line of vLLM's log that says why it stopped; ``None`` if there is none."""
-    said = [found[1] for line in lines if (found := re.search(r"\b(\w*(?:Error|Exception): .+)$", line))]
+    said = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if found := re.search(r"\b(\w*(?:Error|Exception): .+)$", line):
+            # pydantic says in the next line what did not validate.
+            said.append(following.strip() if "validation error" in found[1] else found[1])
     # vLLM's outer error only says that an inner one was printed above.
     telling = [text for text in said if "See root cause above" not in text and "Engine core init" not in text]
     return (telling or said or [None])[-1]
