@@ -117,6 +117,10 @@ class ChatRequest:
     response_format: ResponseFormat | None = None
     sampling: Sampling = Sampling()
     stream: bool = False
+    stream_form: Literal["sse", "json_array"] = "sse"
+    """Google only: whether the stream is server-sent events or one JSON array, sent element by element."""
+    show_reasoning: bool = True
+    """Google only: whether the harness asked to be shown reasoning."""
     include_usage: bool = True
     """Chat Completions only: whether a usage chunk was asked for."""
     top_logprobs: int | None = None

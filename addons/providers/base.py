@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import orjson
+
 from dragoman.addons.errors import DragomanError
 from dragoman.addons.messages import ChatRequest, Reply, ReplyEvent
 from dragoman.store.records import JsonObject, ProviderName
@@ -32,6 +34,8 @@ class Route:
     """Whether the path itself says that the reply streams; ``None``: the body says it."""
     variant: str = ""
     """Which of several request forms this is (``chat`` or ``completions``), for the provider's own use."""
+    query: str = ""
+    """The request's query string, put in by ``find_provider`` for the dialects in which it says something."""
 
 
 class ReplyEncoder(Protocol):
@@ -92,6 +96,24 @@ def read_signature(signature: str) -> str | None:
     except (binascii.Error, ValueError):  # ValueError: not ASCII
         return None
     return match[1].decode() if match else None
+
+
+def object_arguments(arguments: str) -> JsonObject:
+    """A tool call's arguments for a dialect that has them as an object.
+
+    None at all are ``{}``. Text that is not a JSON object becomes what Claude Code itself makes of it:
+    ``{"__unparsedToolInput": {"raw": <the text>, "len": <its length in UTF-16 units>}}``.
+    """
+    if not arguments:
+        return {}
+    try:
+        value = orjson.loads(arguments)
+        orjson.dumps([[[[[[[[value]]]]]]]])  # refuses what is too deep to be written where it will stand in a reply
+    except (orjson.JSONDecodeError, TypeError):
+        value = None
+    if isinstance(value, dict):
+        return value
+    return {"__unparsedToolInput": {"raw": arguments, "len": len(arguments.encode("utf-16-le")) // 2}}
 
 
 def to_dragoman_error(error: Exception) -> DragomanError:
