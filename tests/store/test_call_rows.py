@@ -48,9 +48,8 @@ def test_an_answer_may_be_empty() -> None:
 
 
 def test_numbers_of_numpy_become_plain_ones() -> None:
-    values = outcome_values(
-        replace(ANSWERED, shared_len=np.int64(5), prompt_len=np.int64(7), finished_at=np.float64(2))
-    )
+    numbers: dict[str, Any] = {"shared_len": np.int64(5), "prompt_len": np.int64(7), "finished_at": np.float64(2)}
+    values = outcome_values(replace(ANSWERED, **numbers))
     assert [type(values[name]) for name in ("shared_len", "prompt_len", "finished_at")] == [int, int, float]
 
 
