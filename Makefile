@@ -1,0 +1,41 @@
+# Targets for people and for CI. Each may be run again at any time; an exit code other than 0 means it failed.
+PYTHON ?= python3
+# Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
+ARGS ?=
+
+.PHONY: help setup quickstart test lint e2e-first bench clean
+
+help:
+	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
+	@echo "make quickstart  the whole path once: engine, gateway, a real harness, its stored episode"
+	@echo "make test        all tests, in both environments"
+	@echo "make lint        ruff and mypy"
+	@echo "make e2e-first   real harnesses, both modes, real vLLM and scripted engine: a table of 8 rows"
+	@echo "make bench       benchmarks"
+	@echo "make clean       remove what setup and the tests made in this folder (the cache folder stays)"
+
+setup:
+	@$(PYTHON) scripts/setup.py
+
+quickstart: setup
+	@.venv/bin/dragoman quickstart
+
+test: setup
+	@.venv/bin/python scripts/run_tests.py $(ARGS)
+
+lint:
+	@$(PYTHON) scripts/setup.py --only gateway
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy -p dragoman
+	.venv/bin/mypy tests scripts
+
+e2e-first: setup
+	@.venv/bin/python scripts/e2e_first.py
+
+bench:
+	@echo "There are no benchmarks yet."
+
+clean:
+	rm -rf .venv .venv-engine build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .run
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,76 @@
+"""Run the tests in both environments and sum up: ``make test``. Arguments go to pytest.
+
+``.venv`` runs everything but ``tests/trainer``; ``.venv-engine`` (an older Python, with torch) runs the trainer's
+tests and the store's once more, since both must work there. The last line counts both; the exit code is 1 when a
+test failed, an environment ran none, or pytest itself did not end well.
+"""
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_TESTS = 5
+RUNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (".venv", ("tests", "--ignore=tests/trainer")),
+    (".venv-engine", ("tests/trainer", "tests/store")),
+)
+
+
+@dataclass(frozen=True)
+class Counts:
+    passed: int = 0
+    failed: int = 0
+    """Errors in fixtures and in collection too."""
+    skipped: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def read_counts(report: Path) -> Counts:
+    """The counts of a JUnit report; no report (pytest did not get that far) counts as one failure."""
+    if not report.is_file():
+        return Counts(failed=1)
+    total = Counts()
+    for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+        tests, failures, errors, skipped = (
+            int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")
+        )
+        failed = failures + errors
+        total += Counts(max(0, tests - failed - skipped), failed, skipped)
+    return total
+
+
+def run(environment: str, paths: tuple[str, ...], arguments: list[str], report: Path) -> tuple[Counts, int]:
+    print(f"=== {environment}: pytest {' '.join([*paths, *arguments])}", flush=True)
+    python = ROOT / environment / "bin" / "python"
+    command = [str(python), "-m", "pytest", *paths, f"--junitxml={report}", *arguments]
+    code = subprocess.run(command, cwd=ROOT).returncode
+    return read_counts(report), code
+
+
+def main(arguments: list[str]) -> int:
+    total = Counts()
+    codes = []
+    with tempfile.TemporaryDirectory() as folder:
+        for environment, paths in RUNS:
+            counts, code = run(environment, paths, arguments, Path(folder) / f"{environment}.xml")
+            total += counts
+            # With a selection (-k, -m) one environment may well have nothing to run.
+            codes.append(0 if code == NO_TESTS and arguments else code)
+    if total.passed + total.failed == 0:
+        print("No test was run.", file=sys.stderr)
+        codes.append(NO_TESTS)
+    print(total, flush=True)
+    return 1 if total.failed or any(codes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
