@@ -9,11 +9,12 @@ import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, get_args
 
 import numpy as np
 
-from dragoman.store.models import Call
+from dragoman.store.models import Call, table_of
 from dragoman.store.packing import (
     DIGEST_LENGTH,
     clean_text,
@@ -41,6 +42,11 @@ NO_EVIDENCE = -9999.0
 """What vLLM says where it has no log-probability. Never data."""
 
 Values = dict[str, Any]
+
+OUTCOME_COLUMNS = (
+    {column.name for column in table_of(Call).columns} - {"row"} - {field.name for field in fields(CallArrival)}
+) | {"status"}
+"""The columns that ``outcome_values`` gives."""
 
 
 def arrival_values(arrival: CallArrival) -> Values:

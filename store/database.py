@@ -11,11 +11,11 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, Insert, Table, create_engine, event, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -101,10 +101,15 @@ def insert_new(session: Session, table: Table, rows: list[dict[str, Any]]) -> in
     if not rows:
         return 0
     connection = session.connection()
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table).on_conflict_do_nothing()
+    statement = _insert_new(table, connection.dialect.name)
     # Without this option the count of an INSERT is lost once the driver's cursor is closed.
     return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
+
+
+@cache
+def _insert_new(table: Table, dialect: str) -> Insert:
+    insert = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    return insert(table).on_conflict_do_nothing()
 
 
 def _read_url(url: str) -> URL:

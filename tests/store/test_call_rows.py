@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.store.call_rows import arrival_values, outcome_values, split_digests
+from dragoman.store.call_rows import OUTCOME_COLUMNS, arrival_values, outcome_values, split_digests
 from dragoman.store.packing import digest, unpack_ids
 from dragoman.store.records import Blob, CallArrival, CallOutcome, PolicySpan
 
@@ -30,6 +30,7 @@ ANSWERED = CallOutcome(
 
 def test_an_answered_call_passes() -> None:
     values = outcome_values(ANSWERED)
+    assert values.keys() == OUTCOME_COLUMNS
     assert (values["shared_len"], values["prompt_len"], values["completion_len"]) == (5, 7, 3)
     assert unpack_ids(values["prompt_ids"]).tolist() == [8, 9]
     assert values["policy_spans"] == [["base", 0, 2], ["policy-v1", 2, 3]]
