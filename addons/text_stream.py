@@ -100,10 +100,18 @@ class _Decoder:
 class _Channel:
     """One part of the reply (reasoning or text): decoded, cut at a stop string, stripped, given out when certain."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: tuple[str, ...], *, strip_start: bool) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: tuple[str, ...],
+        *,
+        strip_start: bool = False,
+        strip_end: bool = False,
+    ) -> None:
         self._decoder = _Decoder(decode)
         self._stop = stop
         self._strip_start = strip_start
+        self._strip_end = strip_end
         self._held = ""  # decoded, not given out
         self._given: list[str] = []
         self.stopped_by: str | None = None
@@ -123,9 +131,10 @@ class _Channel:
         certain = self._held if self.stopped_by is not None else self._held[: self._stop_may_begin()]
         return self._give(len(certain.rstrip()))
 
-    def close(self, *, strip_end: bool) -> str:
-        """The rest: no more ids come. With ``strip_end`` white space at the end is dropped."""
+    def close(self, *, call_follows: bool = False) -> str:
+        """The rest: no more ids come. White space before a tool call is dropped."""
         self._add(self._decoder.take(all_of_it=True))
+        strip_end = self._strip_end or (call_follows and self.stopped_by is None)
         text = self._give(len(self._held.rstrip() if strip_end else self._held))
         self._held = ""
         return text
@@ -179,8 +188,8 @@ class TextStream:
         else:
             self._state = "lead" if grammar.think is not None else "text"
         self._ended = False  # by a stop id or a stop string
-        self._reasoning = _Channel(grammar.decode, stop, strip_start=True)
-        self._text = _Channel(grammar.decode, stop, strip_start=False)
+        self._reasoning = _Channel(grammar.decode, stop, strip_start=True, strip_end=True)
+        self._text = _Channel(grammar.decode, stop)
         self._undecided: list[int] = []  # white space that reasoning may follow; or a tool call inside reasoning
         self._tools: list[int] = []
         self._whole: list[int] = []
@@ -242,7 +251,7 @@ class TextStream:
                     self._reasoning.push(token)
             case "text":
                 if token == grammar.tool:
-                    deltas.append(TextDelta(self._text.close(strip_end=True)))
+                    deltas.append(TextDelta(self._text.close(call_follows=True)))
                     self._ended = self._stop_sequence() is not None
                     self._tools.append(token)
                     self._state = "tools"
@@ -263,7 +272,7 @@ class TextStream:
             if waiting != self._grammar.think:
                 self._reasoning.push(waiting)
         self._undecided.clear()
-        deltas.append(ReasoningDelta(self._reasoning.close(strip_end=True)))
+        deltas.append(ReasoningDelta(self._reasoning.close()))
         self._ended = self._stop_sequence() is not None
         self._text = _Channel(self._grammar.decode, self._stop, strip_start=True)
         self._state = "text"
@@ -274,8 +283,8 @@ class TextStream:
                 self._text.push(waiting)
         elif self._state == "reasoning":
             self._tools = self._undecided
-        deltas.append(ReasoningDelta(self._reasoning.close(strip_end=True)))
-        deltas.append(TextDelta(self._text.close(strip_end=False)))
+        deltas.append(ReasoningDelta(self._reasoning.close()))
+        deltas.append(TextDelta(self._text.close()))
         calls = self._grammar.read_calls(self._tools) if self._tools and self._stop_sequence() is None else ()
         return ParsedReply(self._reasoning.text or None, self._text.text, calls)
 
