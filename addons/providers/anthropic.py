@@ -48,7 +48,7 @@ from dragoman.addons.messages import (
     ToolResultPart,
     Usage,
 )
-from dragoman.addons.providers.base import ReplyEncoder, Route, issue_signature, to_dragoman_error
+from dragoman.addons.providers.base import ReplyEncoder, Route, error_text, issue_signature, to_dragoman_error
 from dragoman.addons.providers.fields import (
     as_flag,
     as_int,
@@ -157,7 +157,7 @@ class Anthropic:
     def error_body(self, error: DragomanError, call_id: str | None) -> JsonObject:
         return {
             "type": "error",
-            "error": {"type": _ERROR_TYPES[error.code], "message": error.message},
+            "error": {"type": _ERROR_TYPES[error.code], "message": error_text(error)},
             "request_id": None if call_id is None else f"req_{call_id}",
         }
 

@@ -14,10 +14,18 @@ from typing import Literal, Protocol
 
 import orjson
 
-from dragoman.addons.errors import DragomanError
+from dragoman.addons.errors import DragomanError, ErrorCode
 from dragoman.addons.messages import ChatRequest, Reply, ReplyEvent
 from dragoman.store.records import JsonObject, ProviderName
 
+# In a stream there is no status, so that a harness goes by the text of an error when it decides whether to try again:
+# pi looks for "server error", "overloaded" and "timed out" (checked), and gives up where none of them is there.
+_TRANSIENT: dict[ErrorCode, str] = {
+    "overloaded": "Overloaded",
+    "engine_failed": "Internal server error",
+    "timeout": "Request timed out",
+    "internal": "Internal server error",
+}
 _SIGNATURE = re.compile(rb"dgm:([a-z0-9]+)")
 
 RouteKind = Literal["generate", "count_tokens", "models", "model"]
@@ -119,3 +127,9 @@ def object_arguments(arguments: str) -> JsonObject:
 def to_dragoman_error(error: Exception) -> DragomanError:
     """The error to show for one that ended a stream; what an unforeseen one says is not for the harness."""
     return error if isinstance(error, DragomanError) else DragomanError("the gateway failed while making this reply")
+
+
+def error_text(error: DragomanError) -> str:
+    """The message to show. What may go well at the next try begins with the words that providers use for it."""
+    start = _TRANSIENT.get(error.code)
+    return error.message if start is None else f"{start}: {error.message}"

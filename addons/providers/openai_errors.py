@@ -1,6 +1,7 @@
 """The error object that OpenAI's dialects share, and its statuses. Pure."""
 
 from dragoman.addons.errors import ContextTooLong, DragomanError, ErrorCode
+from dragoman.addons.providers.base import error_text
 from dragoman.store.records import JsonObject
 
 _TYPES: dict[ErrorCode, tuple[str, str | None]] = {
@@ -23,7 +24,7 @@ _TYPES: dict[ErrorCode, tuple[str, str | None]] = {
 def error_object(error: DragomanError) -> JsonObject:
     """What stands under ``error`` in a reply's body."""
     kind, code = _TYPES[error.code]
-    message = error.message
+    message = error_text(error)
     if isinstance(error, ContextTooLong):
         # OpenAI's wording, by which harnesses know that they must compact.
         message = (

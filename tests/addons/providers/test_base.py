@@ -3,8 +3,8 @@ import base64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.addons.errors import EngineFailed
-from dragoman.addons.providers.base import issue_signature, read_signature, to_dragoman_error
+from dragoman.addons.errors import EngineFailed, InvalidRequest, Overloaded
+from dragoman.addons.providers.base import error_text, issue_signature, read_signature, to_dragoman_error
 
 
 @given(st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=1))
@@ -33,3 +33,9 @@ def test_an_unforeseen_error_says_nothing_of_itself() -> None:
     shown = to_dragoman_error(KeyError("secret"))
     assert shown.status == 500
     assert "secret" not in shown.message
+
+
+def test_what_may_go_well_later_says_so_in_the_words_of_providers() -> None:
+    assert error_text(EngineFailed("it is gone")) == "Internal server error: it is gone"
+    assert error_text(Overloaded("paused")) == "Overloaded: paused"
+    assert error_text(InvalidRequest("x: wrong")) == "x: wrong"

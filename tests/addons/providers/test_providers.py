@@ -90,13 +90,12 @@ def test_every_error_has_a_shape(provider: Provider, code: ErrorCode) -> None:
     error = DragomanError("what was wrong", field="a")
     error.code = code
     body = provider.error_body(error, "0123456789abcdefghij")
-    assert body["error"]["message"] == "what was wrong"
+    assert body["error"]["message"].endswith("what was wrong")
     assert body["error"]["type"]
     assert provider.error_status(error) >= 400
 
 
 def test_overloaded_has_each_dialects_own_status() -> None:
-    assert {provider.name: provider.error_status(Overloaded("later")) for provider in PROVIDERS} == {
-        "anthropic": 529,
-        "openai_chat": 503,
-    }
+    statuses = {provider.name: provider.error_status(Overloaded("later")) for provider in PROVIDERS}
+    assert statuses["anthropic"] == 529
+    assert statuses["openai_chat"] == 503
