@@ -17,7 +17,7 @@ import base64
 import binascii
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +129,8 @@ class _History:
                 case "text":
                     text = as_text(part["text"], f"{at}.text")
                     thought = as_flag(part.get("thought"), f"{at}.thought")
-                    said.append(ReasoningPart(text, signature) if thought else TextPart(text))
+                    if text or (thought and signature is not None):
+                        said.append(ReasoningPart(text, signature) if thought else TextPart(text))
                 case "functionCall":
                     said.append(self._call(part["functionCall"], f"{at}.functionCall", issued, count))
                     count += 1
@@ -220,27 +221,23 @@ class _History:
 
 
 def _joined(parts: Iterable[Part]) -> Iterator[Part]:
-    """Neighbouring texts as one, neighbouring thoughts as one for each signature; what is empty is left out."""
+    """The deltas of one text, or of one thought, as one part. A second signature means a second thought."""
     for kind, run in itertools.groupby(parts, key=type):
         if kind is TextPart:
-            if text := "".join(part.text for part in run if isinstance(part, TextPart)):
-                yield TextPart(text)
+            yield TextPart("".join(part.text for part in run if isinstance(part, TextPart)))
         elif kind is ReasoningPart:
-            yield from _joined_thoughts([part for part in run if isinstance(part, ReasoningPart)])
+            texts: list[str] = []
+            signature = None
+            for part in run:
+                assert isinstance(part, ReasoningPart)
+                if signature is not None and part.signature is not None:
+                    yield ReasoningPart("".join(texts), signature)
+                    texts, signature = [], None
+                texts.append(part.text)
+                signature = signature or part.signature
+            yield ReasoningPart("".join(texts), signature)
         else:
             yield from run
-
-
-def _joined_thoughts(parts: Sequence[ReasoningPart]) -> Iterator[ReasoningPart]:
-    start, signature = 0, None
-    for end, part in enumerate([*parts, None]):
-        if part is None or (part.signature is not None and signature is not None):
-            text = "".join(thought.text for thought in parts[start:end])
-            if text or signature is not None:
-                yield ReasoningPart(text, signature)
-            start, signature = end, None
-        if part is not None and part.signature is not None:
-            signature = part.signature
 
 
 def _response_texts(response: JsonObject, at: str) -> list[TextPart | ImagePart]:
