@@ -22,8 +22,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
-import orjson
-
 from dragoman.addons.errors import DragomanError, ErrorCode, InvalidRequest, Unsupported
 from dragoman.addons.messages import (
     ChatRequest,
@@ -48,7 +46,14 @@ from dragoman.addons.messages import (
     ToolResultPart,
     Usage,
 )
-from dragoman.addons.providers.base import ReplyEncoder, Route, error_text, issue_signature, to_dragoman_error
+from dragoman.addons.providers.base import (
+    ReplyEncoder,
+    Route,
+    error_text,
+    issue_signature,
+    object_arguments,
+    to_dragoman_error,
+)
 from dragoman.addons.providers.fields import (
     as_flag,
     as_int,
@@ -402,20 +407,7 @@ def _block(part: ReplyPart, call_id: str) -> JsonObject:
         case TextPart(text=text):
             return {"type": "text", "text": text}
         case ToolCallPart(id=id, name=name, arguments=arguments):
-            return {"type": "tool_use", "id": id, "name": name, "input": _input(arguments)}
-
-
-def _input(arguments: str) -> JsonObject:
-    if not arguments:
-        return {}
-    try:
-        value = orjson.loads(arguments)
-        orjson.dumps([[[value]]])  # refuses what is too deep to be written, standing as deep as it will in the reply
-    except (orjson.JSONDecodeError, TypeError):
-        value = None
-    if isinstance(value, dict):
-        return value
-    return {"__unparsedToolInput": {"raw": arguments, "len": len(arguments.encode("utf-16-le")) // 2}}
+            return {"type": "tool_use", "id": id, "name": name, "input": object_arguments(arguments)}
 
 
 def _stop_reason(reply: Reply) -> str:
