@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.cli import checks
 from dragoman.cli.checks import check_harness, check_machine, check_store, check_template, check_trust
 from dragoman.cli.engine_checks import check_engine
 from dragoman.cli.processes import free_port
@@ -203,12 +204,14 @@ def test_machine() -> None:
 
 
 def test_the_command_when_all_is_right(
-    run: Callable[..., Any], serve_stub: Callable[..., Any], tmp_path: Path, state: Path
+    run: Callable[..., Any], serve_stub: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tokenizer_folder(tmp_path / "model", None)
     engine = serve_stub(engine_answers(model=str(model)))
     status = {"version": "9.9", "engine": engine.address, "store": "sqlite:///x", "outbox_depth": 3}
     gateway = serve_stub(lambda method, path, body: (200, status))
+    # The stub speaks no TLS, so this one cannot be right here; test_serve has it with a real gateway.
+    monkeypatch.setattr(checks, "check_gateway_ca", lambda address, folder: checks.good("gateway CA", address))
     result = run("doctor", "--gateway", gateway.address)
     assert result.code == 0, result.out
     assert "FAIL" not in result.out

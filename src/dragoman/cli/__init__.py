@@ -5,6 +5,7 @@ functions that tests call. Heavy libraries are imported inside functions, so tha
 works where mitmproxy is not installed (Python 3.11).
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -51,6 +52,8 @@ app.command()(show.show)
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ``None``: the process's own arguments. Always raises ``SystemExit``."""
+    # Its remark that PyTorch is missing is no news where only tokenizers are used.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         app(arguments, prog_name="dragoman")
     except Failure as failure:

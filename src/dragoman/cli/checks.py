@@ -121,6 +121,32 @@ def check_trust(environment: Mapping[str, str], certificates: Path) -> Check:
     )
 
 
+def check_gateway_ca(address: str, certificates: Path) -> Check:
+    """Whether the gateway that runs at ``address`` signs with the CA in ``certificates``, by a real TLS handshake."""
+    import socket
+    import ssl
+    from urllib.parse import urlsplit
+
+    from dragoman.certs.trust import CERTIFICATE_FILE
+
+    parts = urlsplit(address)
+    where = (parts.hostname or "127.0.0.1", parts.port or 80)
+    trusting = ssl.create_default_context(cafile=certificates / CERTIFICATE_FILE)
+    try:
+        # As through HTTPS_PROXY, the gateway shows a certificate for any host that a client names.
+        with socket.create_connection(where, timeout=10) as connection:
+            trusting.wrap_socket(connection, server_hostname="api.anthropic.com").close()
+    except ssl.SSLCertVerificationError as error:
+        return bad(
+            "gateway CA",
+            f"{address} signs with another CA than {certificates / CERTIFICATE_FILE} ({error.verify_message})",
+            "give both the same DRAGOMAN_HOME, or copy the gateway's certs/ here and start the harness again",
+        )
+    except OSError as error:
+        return bad("gateway CA", f"no TLS handshake with {address}: {error}", "look at the gateway's log")
+    return good("gateway CA", f"{address} signs with {certificates / CERTIFICATE_FILE}")
+
+
 def check_harness(name: str, *, wanted: bool) -> Check:
     """Whether the harness is there: the version that Dragoman installs and runs, else one on PATH.
 

@@ -77,12 +77,16 @@ def all_checks(
         template = checks.check_template(tokenizer, renderer)
     wanted = [checks.check_harness(name, wanted=True) for name in harnesses]
     others = [checks.check_harness(h.name, wanted=False) for h in HARNESSES if h.name not in harnesses]
+    certificates = state_folder() / "certs"
+    trust = [checks.check_trust(os.environ, certificates)]
+    if gateway_check.ok and trust[0].ok is not None:
+        trust.append(checks.check_gateway_ca(address, certificates))
     return [
         *found,
         template,
         checks.check_store(store or default_store_url()),
         gateway_check,
-        checks.check_trust(os.environ, state_folder() / "certs"),
+        *trust,
         *wanted,
         *others,
         *checks.check_machine(),

@@ -1,5 +1,226 @@
-CONTEXT: dict[str, bool] = {}
+"""``dragoman quickstart``: the whole path once, on this machine: engine, gateway, a real harness, the record."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dragoman.cli.output import Failure, say, step
+
+if TYPE_CHECKING:
+    from dragoman.cli.processes import Child
+    from dragoman.gateway_client import OpenedEpisode
+    from dragoman.rollout.process import HarnessResult
+    from dragoman.store.records import EpisodeEnd
+
+GATEWAY_SECONDS = 120.0
+"""How long the gateway may take to start and load the model's tokenizer."""
+PROMPT = "Write a file hello.txt that says hello, then tell me in one sentence what you did."
 
 
-def quickstart() -> None:
-    raise NotImplementedError
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What to run and within which limits."""
+
+    harness: str
+    prompt: str
+    max_reply_tokens: int
+    timeout: float
+    """Seconds that the harness may take."""
+
+
+def quickstart(
+    model: Annotated[
+        str, typer.Option(help="Model for the engine: a folder, a name, `tiny` or `smollm2`.")
+    ] = "smollm2",
+    engine: Annotated[
+        str | None, typer.Option(metavar="URL", help="Use this running engine instead of starting one.")
+    ] = None,
+    harness: Annotated[str, typer.Option(help="The harness to run.")] = "pi",
+    prompt: Annotated[str, typer.Option(help="What to ask of it.")] = PROMPT,
+    max_reply_tokens: Annotated[int, typer.Option(min=1, help="Cap on the tokens of one reply.")] = 200,
+    timeout: Annotated[float, typer.Option(help="Seconds that the harness may take.")] = 180,
+    python: Annotated[Path | None, typer.Option(help="The Python that has vllm (default: .venv-engine).")] = None,
+) -> None:
+    """Start an engine and a gateway, run a real harness through them once, and show what was recorded.
+
+    Everything that is started is stopped again. A model as small as the default may only talk: that is fine.
+
+    \b
+        dragoman quickstart
+        dragoman quickstart --model ./my-model --prompt 'List the files here.'
+        dragoman quickstart --engine http://127.0.0.1:8000
+    """
+    from dragoman.cli.processes import terminable
+
+    run = Run(harness, prompt, max_reply_tokens, timeout)
+    with terminable():
+        installed = install_harness(harness)
+        with engine_address(engine, model, python) as address, gateway(address, max_reply_tokens) as gateway_address:
+            episode_id, result = run_episode(run, gateway_address, installed)
+        report(episode_id, result)
+
+
+def install_harness(name: str) -> Path:
+    """The folder of the installed harness. Raises ``Failure``."""
+    from dragoman.rollout.harnesses import find_harness
+    from dragoman.rollout.install import InstallError, install
+
+    try:
+        harness = find_harness(name)
+        with step(f"harness {harness.name} {harness.version}"):
+            return install(harness)
+    except (ValueError, InstallError) as error:
+        raise Failure(str(error)) from error
+
+
+@contextmanager
+def engine_address(running: str | None, model: str, python: Path | None) -> Iterator[str]:
+    """The address of the engine that is running, or of one started on a free port and stopped afterwards."""
+    import os
+
+    from dragoman.cli import processes
+    from dragoman.cli.engine import bring_up, resolve_model
+    from dragoman.cli.engine_process import EngineOptions, engine_command, engine_environment, find_python
+    from dragoman.home import state_folder
+
+    if running is not None:
+        yield running.rstrip("/")
+        return
+    found = find_python(python)
+    options = EngineOptions(resolve_model(model, found), port=processes.free_port())
+    log = state_folder() / "logs" / "quickstart-engine.log"
+    environment = engine_environment(found, options.model, os.environ)
+    with processes.running(engine_command(found, options), environment, log) as child:
+        bring_up(child, options, timeout=900)
+        yield f"http://{options.host}:{options.port}"
+
+
+@contextmanager
+def gateway(engine: str, max_reply_tokens: int) -> Iterator[str]:
+    """The address of a gateway on a free port, with its model loaded; stopped afterwards. Raises ``Failure``."""
+    import os
+
+    from dragoman.cli import processes
+    from dragoman.home import state_folder
+
+    address = f"127.0.0.1:{processes.free_port()}"
+    command = [sys.executable, "-m", "dragoman", "serve", "--listen", address, "--engine", engine]
+    command += ["--max-reply-tokens", str(max_reply_tokens)]
+    log = state_folder() / "logs" / "quickstart-gateway.log"
+    with processes.running(command, os.environ, log) as child:
+        with step("starting the gateway"):
+            wait_for_gateway(child, f"http://{address}", GATEWAY_SECONDS)
+        yield f"http://{address}"
+
+
+def wait_for_gateway(child: "Child", address: str, timeout: float) -> None:
+    """Return when the gateway answers and has loaded the model. Raises ``Failure`` with its last lines."""
+    import time
+
+    from dragoman.cli.episode import connect
+    from dragoman.gateway_client import GatewayError
+
+    limit = time.monotonic() + timeout
+    last = "it does not answer"
+    with connect(address) as client:
+        while True:
+            try:
+                if client.status().model is not None:
+                    return
+                last = "it has not loaded the engine's model"
+            except GatewayError as error:
+                last = str(error)
+            code = child.returncode()
+            if code is not None or time.monotonic() > limit:
+                what = f"the gateway exited with {code}" if code is not None else f"the gateway is not ready: {last}"
+                raise Failure("\n".join([what, *(f"  {line}" for line in child.last_lines(15)), f"  log: {child.log}"]))
+            time.sleep(0.2)
+
+
+def run_episode(run: Run, address: str, installed: Path) -> "tuple[str, HarnessResult]":
+    """Open an episode, run the harness in it through ``HTTPS_PROXY`` in a folder of its own, end the episode."""
+    from dragoman.cli.episode import connect
+    from dragoman.gateway_client import GatewayError
+
+    with connect(address) as client:
+        try:
+            opened = client.open_episode(task="quickstart", metadata={"harness": run.harness})
+            with step(f"running {run.harness} through {address}"):
+                result = run_harness(run, address, installed, opened)
+            end, reason = how_it_ended(run, result)
+            client.end_episode(opened.id, end, reason)
+        except GatewayError as error:
+            raise Failure(str(error)) from error
+    return opened.id, result
+
+
+def run_harness(run: Run, address: str, installed: Path, opened: "OpenedEpisode") -> "HarnessResult":
+    import tempfile
+
+    from dragoman.home import state_folder
+    from dragoman.rollout import harnesses
+
+    with tempfile.TemporaryDirectory(prefix="dragoman-quickstart-") as folder:
+        workdir = Path(folder) / "work"
+        workdir.mkdir()
+        launch = harnesses.launch(
+            harnesses.find_harness(run.harness),
+            installed=installed,
+            mode="proxy",
+            gateway=address,
+            token=opened.token,
+            prompt=run.prompt,
+            home=Path(folder) / "home",
+            workdir=workdir,
+            certs=state_folder() / "certs",
+            max_reply_tokens=run.max_reply_tokens,
+        )
+        return harnesses.run(launch, timeout=run.timeout)
+
+
+def how_it_ended(run: Run, result: "HarnessResult") -> "tuple[EpisodeEnd, str | None]":
+    """The typed end of the episode by the harness's exit, and why."""
+    if result.exit_code is None:
+        return "timed_out", f"{run.harness} was stopped after {run.timeout:.0f} s"
+    if result.exit_code != 0:
+        return "failed", f"{run.harness} exited with {result.exit_code}"
+    return "completed", None
+
+
+def report(episode_id: str, result: "HarnessResult") -> None:
+    """Print the episode and the next commands. Raises ``Failure`` when the run is no success."""
+    from dragoman.cli.lookup import reading
+    from dragoman.cli.show import print_episode
+    from dragoman.store.calls import read_calls
+    from dragoman.store.episodes import get_episode
+
+    with reading(None) as (session, url):
+        episode, calls = get_episode(session, episode_id), read_calls(session, episode_id)
+    print_episode(episode, calls, url)
+    answered = [call for call in calls if call.outcome is not None and call.outcome.status == "answered"]
+    if episode.end != "completed" or not answered:
+        why = episode.end_reason or "the harness made no call that was answered"
+        raise Failure("\n".join([why, *tail("stderr", result.stderr), *tail("stdout", result.stdout)]))
+    print("\nIt said:")
+    print("\n".join(f"  {line}" for line in result.stdout.strip().splitlines()[-12:]) or "  (nothing)")
+    print("\nNext:")
+    for command, why in (
+        (f"dragoman show {episode_id} --messages", "the conversation"),
+        (f"dragoman show {episode_id} --tokens", "every sampled id with its log-probability"),
+        ("dragoman engine", "an engine that stays, in one terminal"),
+        ("dragoman serve", "a gateway that stays, in another"),
+        ('eval "$(dragoman episode open --task mine)"', "then start any harness in that shell"),
+    ):
+        print(f"  {command:<46} # {why}")
+    say("quickstart: all parts work")
+
+
+def tail(name: str, text: str) -> Sequence[str]:
+    """The last lines of a harness's output, labelled."""
+    lines = text.strip().splitlines()[-10:]
+    return [f"  its {name}:", *(f"    {line}" for line in lines)] if lines else []

@@ -1,0 +1,161 @@
+"""``dragoman serve``: mitmdump's command line, what is refused, and the real gateway up and down again."""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.certs.authority import ensure_authority
+from dragoman.cli.checks import check_gateway_ca
+from dragoman.cli.output import Failure
+from dragoman.cli.processes import free_port, running
+from dragoman.cli.serve import ServeOptions, greeting, is_loopback, mitmdump_arguments, split_listen
+
+
+def options(**changes: Any) -> ServeOptions:
+    values: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": 8080,
+        "engine": "http://e:8000",
+        "store": None,
+        "model": None,
+        "renderer": "auto",
+        "max_reply_tokens": 4096,
+        "open_mode": False,
+        "egress": "block",
+        "fsync": False,
+        "flows": None,
+        "verbose": False,
+        "extra": (),
+    }
+    return ServeOptions(**(values | changes))
+
+
+def settings(arguments: list[str]) -> dict[str, str]:
+    pairs = [arguments[at + 1].partition("=") for at, word in enumerate(arguments) if word == "--set"]
+    return {name: value for name, _, value in pairs}
+
+
+@pytest.mark.parametrize(
+    ("listen", "parts"),
+    [
+        ("127.0.0.1:8080", ("127.0.0.1", 8080)),
+        (":9000", ("127.0.0.1", 9000)),
+        ("[::1]:81", ("::1", 81)),
+        ("0.0.0.0:1", ("0.0.0.0", 1)),
+    ],
+)
+def test_listen(listen: str, parts: tuple[str, int]) -> None:
+    assert split_listen(listen) == parts
+
+
+@pytest.mark.parametrize("listen", ["8080", "host:", "host:x", "host:0", "host:65536", ""])
+def test_listen_refuses(listen: str) -> None:
+    with pytest.raises(Failure, match="is not HOST:PORT"):
+        split_listen(listen)
+
+
+def test_loopback() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "gpu-box")] == [False] * 4
+
+
+def test_arguments_say_only_what_was_said() -> None:
+    arguments = mitmdump_arguments(options())
+    assert arguments[:4] == ["--listen-host", "127.0.0.1", "--listen-port", "8080"]
+    script = Path(arguments[arguments.index("-s") + 1])
+    assert script.name == "intercept.py"
+    assert script.is_file()
+    assert settings(arguments) == {
+        "dragoman_engine": "http://e:8000",
+        "dragoman_renderer": "auto",
+        "dragoman_max_reply_tokens": "4096",
+        "dragoman_egress": "block",
+        "flow_detail": "0",
+        "termlog_verbosity": "warn",
+    }
+
+
+def test_arguments_for_everything() -> None:
+    full = options(
+        store="sqlite:////x.db",
+        model="/m",
+        open_mode=True,
+        egress="allow a.b c.d",
+        fsync=True,
+        flows=Path("f.flows"),
+        verbose=True,
+        extra=("--set", "stream_large_bodies=1m"),
+    )
+    arguments = mitmdump_arguments(full)
+    said = settings(arguments)
+    assert said["dragoman_store"] == "sqlite:////x.db"
+    assert said["dragoman_model"] == "/m"
+    assert said["dragoman_open"] == said["dragoman_fsync"] == "true"
+    assert said["dragoman_egress"] == "allow a.b c.d"
+    assert arguments[arguments.index("-w") + 1] == "f.flows"
+    assert arguments[-2:] == ["--set", "stream_large_bodies=1m"]
+
+
+def test_open_mode_beyond_loopback_is_refused(run: Callable[..., Any]) -> None:
+    result = run("serve", "--open", "--listen", "0.0.0.0:8099")
+    assert result.code == 1
+    assert "listens on loopback only" in result.err
+
+
+def test_the_greeting_says_where_to_go(state: Path) -> None:
+    text = "\n".join(greeting(options(port=8099)))
+    assert "http://127.0.0.1:8099" in text
+    assert "dragoman episode open --gateway http://127.0.0.1:8099" in text
+    assert str(state / "dragoman.db") in text
+    assert "warning" not in text
+    assert "warning: 0.0.0.0 is not loopback" in greeting(options(host="0.0.0.0"))[-1]
+
+
+def test_a_port_in_use(run: Callable[..., Any]) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        result = run("serve", "--listen", f"127.0.0.1:{port}")
+    assert result.code == 1
+    assert f"port {port} is in use" in result.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_gateway_starts_and_stops(state: Path, nobody: str, number: signal.Signals, tmp_path: Path) -> None:
+    from dragoman.cli.episode import connect
+    from dragoman.gateway_client import GatewayError
+
+    port = free_port()
+    command = [sys.executable, "-m", "dragoman", "serve", "--listen", f"127.0.0.1:{port}", "--engine", nobody]
+    with running(command, os.environ, tmp_path / "log") as child, connect(f"127.0.0.1:{port}") as client:
+        while True:
+            assert child.returncode() is None, child.log.read_text()
+            try:
+                status = client.status()
+                break
+            except GatewayError:
+                continue
+        assert status.engine == nobody
+        opened = client.open_episode(task="t")
+        assert opened.proxy["HTTPS_PROXY"] == f"http://{opened.token}:x@127.0.0.1:{port}"
+        client.end_episode(opened.id, "completed")
+        address = client.address
+        assert check_gateway_ca(address, state / "certs").ok is True
+        ensure_authority(tmp_path / "other")
+        foreign = check_gateway_ca(address, tmp_path / "other")
+        assert (foreign.ok, "signs with another CA" in foreign.found) == (False, True)
+        client.close()
+        child.process.send_signal(number)
+        assert child.process.wait(30) == 0, child.log.read_text()
+    log = child.log.read_text()
+    assert "point a harness at it" in log
+    assert "Traceback" not in log
+    assert (state / "operator.key").stat().st_mode & 0o777 == 0o600
+    assert (state / "certs" / "mitmproxy-ca-cert.pem").exists()
