@@ -36,7 +36,7 @@ from dragoman.store.errors import EpisodeEnded, EpisodeNotFound, StoreError
 from dragoman.store.records import EpisodeEnd, EpisodeInfo, EpisodeSpec, JsonObject, SamplingProfile
 
 if TYPE_CHECKING:
-    from dragoman.addons.app import Gateway
+    from dragoman.addons.gateway import Gateway
 
 _OPEN_FIELDS = {"task", "group", "expected", "deadline_seconds", "profile", "temperature", "metadata", "ttl_seconds"}
 

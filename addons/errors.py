@@ -42,19 +42,20 @@ class DragomanError(Exception):
 class InvalidRequest(DragomanError):
     """The body is malformed or breaks the dialect's rules."""
 
-    status, code = 400, "invalid_request"
+    status: int = 400
+    code: ErrorCode = "invalid_request"
 
 
 class Unsupported(InvalidRequest):
     """The body is legal in the dialect, but holds something that cannot be shown to the model."""
 
-    code = "unsupported"
+    code: ErrorCode = "unsupported"
 
 
 class ContextTooLong(InvalidRequest):
     """The prompt leaves no room for a reply. Shaped so that a harness compacts its history."""
 
-    code = "context_too_long"
+    code: ErrorCode = "context_too_long"
 
     def __init__(self, prompt_tokens: int, limit: int) -> None:
         super().__init__(f"prompt is too long: {prompt_tokens} tokens > {limit} maximum", field="messages")
@@ -65,40 +66,49 @@ class ContextTooLong(InvalidRequest):
 class Unauthorized(DragomanError):
     """No credential, an unknown or expired one, or several that disagree."""
 
-    status, code = 401, "unauthorized"
+    status: int = 401
+    code: ErrorCode = "unauthorized"
 
 
 class Forbidden(DragomanError):
     """A known credential without the right to do this, or traffic that the egress policy blocks."""
 
-    status, code = 403, "forbidden"
+    status: int = 403
+    code: ErrorCode = "forbidden"
 
 
 class NotFound(DragomanError):
-    status, code = 404, "not_found"
+    status: int = 404
+    code: ErrorCode = "not_found"
 
 
 class Conflict(DragomanError):
     """The thing is there, but not in a state that allows this (an episode that has ended)."""
 
-    status, code = 409, "conflict"
+    status: int = 409
+    code: ErrorCode = "conflict"
 
 
 class TooLarge(DragomanError):
-    status, code = 413, "too_large"
+    status: int = 413
+    code: ErrorCode = "too_large"
 
 
 class Overloaded(DragomanError):
     """The engine or the store cannot take the call now; the same request may succeed later."""
 
-    status, code, retry_after = 503, "overloaded", 5
+    status: int = 503
+    code: ErrorCode = "overloaded"
+    retry_after: int | None = 5
 
 
 class EngineFailed(DragomanError):
     """The engine broke its protocol, or gave up in the middle of a reply."""
 
-    status, code = 502, "engine_failed"
+    status: int = 502
+    code: ErrorCode = "engine_failed"
 
 
 class EngineTimeout(DragomanError):
-    status, code = 504, "timeout"
+    status: int = 504
+    code: ErrorCode = "timeout"

@@ -20,16 +20,16 @@ from mitmproxy.addonmanager import Loader
 from mitmproxy.proxy import mode_specs
 
 from dragoman import home
-from dragoman.addons.app import Gateway, create_app
+from dragoman.addons.app import create_app
+from dragoman.addons.errors import DragomanError
+from dragoman.addons.gateway import Gateway
 from dragoman.addons.hop import INTERNAL_PREFIX, TICKET_HEADER, Hop, Tickets
 from dragoman.addons.identity import (
     CREDENTIAL_HEADERS,
     Credentials,
-    check_usable,
     read_credentials,
     read_proxy_user,
 )
-from dragoman.addons.errors import DragomanError
 from dragoman.addons.providers import provider_for_host
 from dragoman.addons.providers.side import find_side_answer
 from dragoman.addons.settings import Settings
@@ -77,6 +77,8 @@ class Intercept:
     # -- options ----------------------------------------------------------------------------------------------------
 
     def load(self, loader: Loader) -> None:
+        for noisy in ("alembic", "httpx", "httpcore", "transformers"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
         add = loader.add_option
         add("dragoman_engine", str, home.DEFAULT_ENGINE, "Address of the vLLM server.")
         add("dragoman_store", str, "", "SQLAlchemy URL of the store. Default: dragoman.db in the state folder.")
@@ -127,7 +129,9 @@ class Intercept:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        config = uvicorn.Config(create_app(self.gateway), log_level="warning", lifespan="off", ws="none")
+        config = uvicorn.Config(
+            create_app(self.gateway), log_level="warning", lifespan="off", ws="none", server_header=False
+        )
         self.server = _Server(config)
         self.serving = asyncio.create_task(self.server.serve(sockets=[listener]), name="dragoman app")
         self.warming = asyncio.create_task(self._warm(self.gateway), name="dragoman model")

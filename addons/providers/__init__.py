@@ -1,27 +1,29 @@
 """Which dialect a request is in. The one list of dialects is ``PROVIDERS``."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dragoman.addons.providers.anthropic import ANTHROPIC
 from dragoman.addons.providers.base import Provider, Route
 from dragoman.addons.providers.openai_chat import OPENAI_CHAT
+from dragoman.addons.providers.openai_responses import OPENAI_RESPONSES
 
-PROVIDERS: tuple[Provider, ...] = (ANTHROPIC, OPENAI_CHAT)
+PROVIDERS: tuple[Provider, ...] = (ANTHROPIC, OPENAI_CHAT, OPENAI_RESPONSES)
 
 
 def find_provider(
-    *, host: str | None, method: str, path: str, headers: Mapping[str, str]
+    *, host: str | None, method: str, path: str, headers: Mapping[str, str], query: str = ""
 ) -> tuple[Provider, Route] | None:
     """The dialect and the route of a request; ``None``: not one of ours.
 
     ``host`` is the provider host that the harness believes to talk to (proxy mode); ``None``: base-URL mode, where the
-    path decides. ``path`` has no query. ``headers`` must be readable by lower-case names; they decide only for paths
-    that several dialects have (``/v1/models``).
+    path decides. ``path`` has no query; ``query`` goes into the route. ``headers`` must be readable by lower-case
+    names; they decide only for paths that several dialects have (``/v1/models``).
     """
     matches = []
     for provider in PROVIDERS:
         if (host is None or host.lower() in provider.hosts) and (route := provider.route(method, path)) is not None:
-            matches.append((provider, route))
+            matches.append((provider, replace(route, query=query)))
     if len(matches) < 2:
         return matches[0] if matches else None
     anthropic = "anthropic-version" in headers or "x-api-key" in headers

@@ -1,0 +1,124 @@
+"""What outlives a call: the store, the recorder, the engine, who is known, and what is being sampled."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from dragoman.addons.engine import Engine
+from dragoman.addons.errors import Overloaded, Unauthorized
+from dragoman.addons.generation import Generation
+from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets
+from dragoman.addons.identity import EpisodeCache, check_usable, hash_token, new_id, new_token, read_credentials
+from dragoman.addons.recorder import Recorder
+from dragoman.addons.served import ServedModel
+from dragoman.addons.settings import Settings
+from dragoman.store import episodes
+from dragoman.store.database import Database
+from dragoman.store.errors import StoreError
+from dragoman.store.records import EpisodeInfo, EpisodeSpec
+
+log = logging.getLogger("dragoman")
+
+
+@dataclass(slots=True)
+class Gateway:
+    """``start`` and ``stop`` belong to the event loop that serves the app."""
+
+    settings: Settings
+    tickets: Tickets | None = None
+    """``None``: served by itself under an ASGI server, and credentials come with the request."""
+    database: Database = field(init=False)
+    recorder: Recorder = field(init=False)
+    engine: Engine = field(init=False)
+    model: ServedModel = field(init=False)
+    episodes: EpisodeCache = field(init=False)
+    running: dict[str, tuple[Generation, asyncio.Task[None]]] = field(default_factory=dict)
+    """Call id → what is being sampled for it."""
+    opened_by_itself: dict[str, str] = field(default_factory=dict)
+    """Open mode only: harness session → token."""
+
+    async def start(self) -> None:
+        """Open the store. Raises ``StoreError``."""
+        self.database = await asyncio.to_thread(Database.open, self.settings.store, fsync=self.settings.fsync)
+        self.recorder = Recorder(self.database)
+        self.recorder.start()
+        self.engine = Engine(self.settings.engine)
+        self.model = ServedModel(self.engine, self.settings)
+        self.episodes = EpisodeCache(self._find_episode)
+
+    async def stop(self) -> None:
+        """Stop sampling, record what there is, and close the store."""
+        for generation, _ in self.running.values():
+            generation.stop()
+        if self.running:
+            await asyncio.wait([task for _, task in self.running.values()], timeout=10)
+        await self.recorder.close()
+        await self.engine.close()
+        self.database.close()
+
+    def _find_episode(self, digest: str) -> EpisodeInfo | None:
+        with self.database.session() as session:
+            return episodes.find_by_token(session, digest)
+
+    def hop(self, request: Request) -> Hop:
+        """Who sent this. Raises ``Unauthorized`` for a request that did not come through the proxy's own door."""
+        if self.tickets is not None:
+            hop = self.tickets.redeem(request.headers.get(TICKET_HEADER))
+            if hop is None:
+                raise Unauthorized("this port is internal to the gateway; use the gateway's own address")
+            return hop
+        credentials, _, _ = read_credentials(request.headers, request.url.path, request.url.query, None)
+        return Hop(credentials, None, f"{request.url.scheme}://{request.url.netloc}")
+
+    async def identify(self, hop: Hop, session_name: str | None) -> EpisodeInfo:
+        """The open episode that a request belongs to.
+
+        ``session_name``: the harness's own session, which in open mode has an episode of its own.
+        Raises ``Unauthorized``, or ``Overloaded`` when the store cannot be asked.
+        """
+        token = hop.credentials.token()
+        try:
+            if token is None and self.settings.open_mode:
+                token = await self._open_by_itself(session_name or "default")
+            if token is None:
+                raise Unauthorized(
+                    "no episode token: open one with `dragoman episode open`"
+                    + (" (the key that was sent is not a dgm_ key)" if hop.credentials.foreign else "")
+                )
+            episode = self.episodes.peek(token)
+            if episode is None:
+                episode = await asyncio.to_thread(self.episodes.fetch, token)
+        except StoreError as error:
+            raise Overloaded(f"the store cannot be used: {error}") from error
+        check_usable(episode, time.time())
+        return episode
+
+    async def _open_by_itself(self, session_name: str) -> str:
+        token = self.opened_by_itself.get(session_name)
+        if token is None:
+            token = self.opened_by_itself[session_name] = new_token()
+            spec = EpisodeSpec(profile="as_asked", metadata={"opened": "by itself", "session": session_name})
+            await asyncio.to_thread(self.open_episode, spec, token, self.settings.token_ttl)
+        return token
+
+    def open_episode(self, spec: EpisodeSpec, token: str, ttl: float) -> EpisodeInfo:
+        """Write a new episode whose token lives ``ttl`` seconds. Blocking; raises ``StoreError``."""
+        now = time.time()
+        with self.database.session() as session:
+            return episodes.open_episode(
+                session, spec, episode_id=new_id(12), token_hash=hash_token(token), now=now, expires_at=now + ttl
+            )
+
+    def run(self, generation: Generation) -> None:
+        """Start a generation and keep it until it is done."""
+        task = generation.start()
+        self.running[generation.call_id] = generation, task
+        task.add_done_callback(lambda done: self._done(generation.call_id, done))
+
+    def _done(self, call_id: str, task: asyncio.Task[None]) -> None:
+        del self.running[call_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("call %s: the gateway failed", call_id, exc_info=error)

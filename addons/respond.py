@@ -1,0 +1,108 @@
+"""From a generation to an HTTP response: streamed, whole, or whole but late.
+
+Rules of this module: a reply is only ever read from the generation's events, so streamed and whole replies agree. A
+client that leaves is only detached. This is the one place where a ``DragomanError`` becomes a reply.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from dragoman.addons.call import Call
+from dragoman.addons.errors import DragomanError
+from dragoman.addons.generation import Generation
+from dragoman.addons.messages import ReplyFailed, ReplyFinished, ReplyStarted
+from dragoman.addons.providers.base import Provider, to_dragoman_error
+from dragoman.addons.settings import Settings
+from dragoman.addons.stream import merge_deltas
+
+FIRST_SIGN = 1.0
+"""Seconds to wait for the engine's first sign before the headers of a stream: a dead one says so at once, and a status
+is clearer to a harness than an error inside a stream."""
+
+
+def json_response(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+def error_response(provider: Provider, error: DragomanError, call_id: str | None) -> Response:
+    headers = {"retry-after": str(error.retry_after)} if error.retry_after is not None else {}
+    body = orjson.dumps(provider.error_body(error, call_id))
+    return Response(body, provider.error_status(error), headers, media_type="application/json")
+
+
+async def streamed(call: Call, generation: Generation, settings: Settings) -> Response:
+    """Headers at once, then events as they come, with keep-alives."""
+    generation.attach()
+    events = await generation.next_events(0, FIRST_SIGN)
+    if events and isinstance(events[0], ReplyFailed):
+        generation.detach()
+        return error_response(call.provider, to_dragoman_error(events[0].error), call.id)
+    encoder = call.provider.encoder(call.request)
+    started = ReplyStarted(call.id, call.request.model, call.created, prompt_tokens=len(call.prompt_ids))
+
+    async def body() -> AsyncIterator[bytes]:
+        seen = 0
+        try:
+            yield encoder.encode(started)
+            while True:
+                events = await generation.next_events(seen, settings.keep_alive)
+                seen += len(events)
+                data = b"".join(encoder.encode(event) for event in merge_deltas(events))
+                if data:
+                    yield data
+                elif not events:
+                    yield encoder.keep_alive()
+                if events and isinstance(events[-1], ReplyFinished | ReplyFailed):
+                    return
+                await generation.wait_finished(settings.coalesce)
+        finally:
+            generation.detach()
+
+    media_type = "text/event-stream" if call.request.stream_form == "sse" else "application/json"
+    return StreamingResponse(body(), media_type=media_type, headers={"cache-control": "no-cache"})
+
+
+async def whole(request: Request, call: Call, generation: Generation, settings: Settings) -> Response:
+    """One JSON body. After ``patience`` seconds the headers go out, and white space until the body is there."""
+    generation.attach()
+    left = asyncio.create_task(_until_left(request))
+    waiting = asyncio.create_task(generation.wait_finished(settings.patience))
+    await asyncio.wait((left, waiting), return_when=asyncio.FIRST_COMPLETED)
+    gone = left.done()
+    left.cancel()
+    waiting.cancel()
+    if generation.finished or gone:
+        generation.detach()
+    if generation.finished:
+        return _rendered(call, generation)
+    if gone:
+        return Response(status_code=499)
+
+    async def late() -> AsyncIterator[bytes]:
+        try:
+            yield b" "
+            while not await generation.wait_finished(settings.keep_alive):
+                yield b" "
+            yield bytes(_rendered(call, generation).body)
+        finally:
+            generation.detach()
+
+    return StreamingResponse(late(), media_type="application/json")
+
+
+def _rendered(call: Call, generation: Generation) -> Response:
+    match generation.events[-1]:
+        case ReplyFinished(reply=reply):
+            return json_response(call.provider.render_reply(reply, call.request))
+        case ReplyFailed(error=error):
+            return error_response(call.provider, to_dragoman_error(error), call.id)
+    raise AssertionError("a finished generation ends in a closing event")
+
+
+async def _until_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
