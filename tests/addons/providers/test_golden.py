@@ -20,6 +20,7 @@ from anthropic.types import Message as AnthropicMessage
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion as LegacyCompletion
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from dragoman.addons.errors import ContextTooLong
 from dragoman.addons.messages import (
@@ -47,7 +48,9 @@ NAMES = {
     *("thinking", "json_schema", "max_tokens", "stop_sequence", "empty", "malformed_args", "unknown_tool"),
     "context_too_long",
 }
-MISSING: dict[tuple[str, str], str] = {}
+MISSING: dict[tuple[str, str], str] = {
+    ("openai_responses", "stop_sequence"): "the dialect has no stop strings",
+}
 """(provider, case) -> why a dialect has no such case."""
 NOT_ACCUMULATED = {
     ("anthropic", "malformed_args"): "the SDK's own accumulator raises on tool arguments that are not JSON",
@@ -75,6 +78,8 @@ def provider_of(folder: Path) -> Provider:
 def path_of(folder: Path) -> str:
     if folder.parent.name == "anthropic":
         return "/v1/messages"
+    if folder.parent.name == "openai_responses":
+        return "/v1/responses"
     return "/v1/completions" if folder.name.startswith("legacy") else "/v1/chat/completions"
 
 
@@ -87,7 +92,7 @@ def parse(folder: Path, body: JsonObject) -> ChatRequest:
 
 def streaming(folder: Path) -> JsonObject:
     """The case's body as it asks for a stream."""
-    options = {} if folder.parent.name == "anthropic" else {"stream_options": {"include_usage": True}}
+    options = {"stream_options": {"include_usage": True}} if folder.parent.name == "openai_chat" else {}
     return {**load(folder, "request.json"), "stream": True, **options}
 
 
@@ -251,6 +256,7 @@ def without(body: JsonObject, *names: str) -> JsonObject:
 EXTRA_FIELDS = {
     "anthropic": ("temperature", "top_p", "top_k"),
     "openai_chat": ("return_token_ids", "top_k", "min_p", "repetition_penalty"),
+    "openai_responses": ("client_metadata",),
 }
 """Fields that an SDK has no name for, or no longer: they go into its ``extra_body``."""
 
@@ -265,6 +271,8 @@ def whole_by_sdk(folder: Path) -> JsonObject:
     if folder.parent.name == "anthropic":
         return anthropic_client(folder).messages.create(**sdk_arguments(folder, body)).to_dict()
     client = openai_client(folder)
+    if folder.parent.name == "openai_responses":
+        return client.responses.create(**sdk_arguments(folder, body)).to_dict()
     create: Callable[..., Any] = client.chat.completions.create
     if folder.name.startswith("legacy"):
         create = client.completions.create
@@ -280,6 +288,8 @@ def accumulated_by_sdk(folder: Path) -> JsonObject:
         with anthropic_client(folder).messages.stream(**arguments) as stream:
             return without(stream.get_final_message().to_dict(), "stop_details")
     client: Any = openai_client(folder)
+    if folder.parent.name == "openai_responses":
+        return accumulated_response(client, sdk_arguments(folder, without(body, "stream")))
     if folder.name.startswith("legacy"):
         return accumulated_completion(client.completions.create(**sdk_arguments(folder, body)))
     state: Any = ChatCompletionStreamState()
@@ -301,6 +311,28 @@ def accumulated_by_sdk(folder: Path) -> JsonObject:
     return reply | more
 
 
+def accumulated_response(client: Any, arguments: JsonObject) -> JsonObject:
+    """The SDK's own last word, but with the output that its other events added up to before it."""
+    output: list[JsonObject] = []
+    spelt_out: dict[int, str] = {}
+    numbers = []
+    with client.responses.stream(**arguments) as stream:
+        for event in stream:
+            numbers.append(event.sequence_number)
+            if event.type.endswith(".delta"):
+                spelt_out[event.output_index] = spelt_out.get(event.output_index, "") + event.delta
+            elif event.type == "response.output_item.done":
+                assert event.output_index == len(output)
+                output.append(without(event.item.to_dict(), "parsed_arguments"))
+        final: JsonObject = stream.get_final_response().to_dict()
+    assert numbers == list(range(len(numbers)))
+    for index, text in spelt_out.items():
+        item = output[index]
+        parts = item.get("content") or item.get("summary")
+        assert text == (parts[0]["text"] if parts else item.get("arguments", item.get("input")))
+    return {**final, "output": output}
+
+
 def accumulated_completion(chunks: Any) -> JsonObject:
     """Legacy completions: the SDK has no accumulator; texts are joined, the last value of all else stands."""
     reply: JsonObject = {}
@@ -315,10 +347,11 @@ def accumulated_completion(chunks: Any) -> JsonObject:
     return {**reply, "choices": [choice]}
 
 
-OFFICIAL: dict[str, type[AnthropicMessage] | type[ChatCompletion] | type[LegacyCompletion]] = {
+OFFICIAL: dict[str, type[AnthropicMessage] | type[ChatCompletion] | type[LegacyCompletion] | type[Response]] = {
     "/v1/messages": AnthropicMessage,
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": LegacyCompletion,
+    "/v1/responses": Response,
 }
 
 
