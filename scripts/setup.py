@@ -297,28 +297,13 @@ def cache_folder() -> Path:
 
 
 def models() -> None:
-    sources = sorted([*ROOT.glob("trainer/tiny_*.py"), *ROOT.glob("trainer/templates/*")])
-    stamp = digest(*[path.name + path.read_text(encoding="utf-8") for path in sources])
-    parent = cache_folder() / "models"
-    parent.mkdir(parents=True, exist_ok=True)
+    """Build the models; that module leaves alone what is there already and was built from the same sources."""
+    offline = {**environment(), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     for name in MODELS:
-        folder = parent / name
-        if is_done(folder, stamp):
-            say("models", f"{name} is up to date in {folder}")
-            continue
-        # Another checkout may be building the same model: each builds apart, and the last to end stays.
-        building = parent / f".{name}.{os.getpid()}"
-        offline = {**environment(), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        command = [str(ROOT / ".venv-engine/bin/python"), "-m", "dragoman.trainer.tiny_model", name, str(building)]
-        try:
-            with timed("models", f"{name} in {folder}"):
-                run(command, doing="Building the model " + name, env=offline)
-                finish(building, stamp)
-                if folder.exists():
-                    shutil.rmtree(str(folder))
-                building.rename(folder)
-        finally:
-            shutil.rmtree(str(building), ignore_errors=True)
+        folder = cache_folder() / "models" / name
+        command = [str(ROOT / ".venv-engine/bin/python"), "-m", "dragoman.trainer.tiny_model", name, str(folder)]
+        with timed("models", f"{name} in {folder}"):
+            run(command, doing="Building the model " + name, env=offline)
 
 
 def harnesses() -> None:

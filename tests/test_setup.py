@@ -123,11 +123,13 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.commands: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
         self.fail: dict[str, str] = {}
         """Word in a command → output of its failure."""
 
     def run(self, command: list[str], *, doing: str, env: dict[str, str] | None = None) -> str:
         self.commands.append(command)
+        self.environments.append(env or {})
         for word, output in self.fail.items():
             if word in command:
                 raise setup.SetupError(output)
@@ -135,8 +137,6 @@ class Machine:
             (Path(command[3]) / "bin").mkdir(parents=True)
             _python(Path(command[3]) / "bin" / "python", 3, 12)
             (Path(command[3]) / "pyvenv.cfg").write_text("")
-        if command[1:3] == ["-m", "dragoman.trainer.tiny_model"]:
-            Path(command[4]).mkdir()
         return str(self.folder / "cache") + "\n"
 
     def words(self, word: str) -> list[list[str]]:
@@ -146,8 +146,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(tmp_path)
-    for name in ("pyproject.toml", "constraints.txt", "constraints-engine.txt", "trainer/tiny_model.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("pyproject.toml", "constraints.txt", "constraints-engine.txt"):
         (tmp_path / name).write_text("one")
     monkeypatch.setattr(setup, "ROOT", tmp_path)
     monkeypatch.setattr(setup, "run", made.run)
@@ -268,28 +267,21 @@ def test_another_failure_of_pip_is_not_tried_again(machine: Machine) -> None:
     assert len(machine.words("install")) == 1
 
 
-def test_models_are_built_once_and_again_when_their_code_changes(machine: Machine) -> None:
+def test_both_models_are_made_in_the_cache_without_a_model_hub(machine: Machine) -> None:
     setup.models()
-    assert [command[3] for command in machine.words("dragoman.trainer.tiny_model")] == ["tiny", "smollm2"]
-    assert sorted(path.name for path in (machine.folder / "cache" / "models").iterdir()) == ["smollm2", "tiny"]
-    machine.commands.clear()
 
-    setup.models()
-    assert machine.words("dragoman.trainer.tiny_model") == []
-
-    (machine.folder / "trainer" / "tiny_model.py").write_text("two")
-    setup.models()
-    assert len(machine.words("dragoman.trainer.tiny_model")) == 2
+    made = machine.words("dragoman.trainer.tiny_model")
+    assert [command[-2:] for command in made] == [
+        [name, str(machine.folder / "cache" / "models" / name)] for name in ("tiny", "smollm2")
+    ]
+    assert machine.environments[-1]["HF_HUB_OFFLINE"] == "1"
 
 
-def test_a_model_that_fails_leaves_the_old_one(machine: Machine) -> None:
-    setup.models()
-    (machine.folder / "trainer" / "tiny_model.py").write_text("two")
+def test_a_model_that_cannot_be_made_fails_the_setup(machine: Machine) -> None:
     machine.fail = {"smollm2": "out of memory"}
 
     with pytest.raises(setup.SetupError, match="out of memory"):
         setup.models()
-    assert sorted(path.name for path in (machine.folder / "cache" / "models").iterdir()) == ["smollm2", "tiny"]
 
 
 def test_a_failed_command_shows_its_output_without_pips_noise(capfd: pytest.CaptureFixture[str]) -> None:
