@@ -4,7 +4,6 @@ import json
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import anthropic
 import numpy as np
