@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from dragoman.addons.providers.anthropic import ANTHROPIC
 from dragoman.addons.providers.base import Provider, Route
+from dragoman.addons.providers.google import GOOGLE
 from dragoman.addons.providers.openai_chat import OPENAI_CHAT
 from dragoman.addons.providers.openai_responses import OPENAI_RESPONSES
 
-PROVIDERS: tuple[Provider, ...] = (ANTHROPIC, OPENAI_CHAT, OPENAI_RESPONSES)
+PROVIDERS: tuple[Provider, ...] = (ANTHROPIC, OPENAI_CHAT, OPENAI_RESPONSES, GOOGLE)
 
 
 def find_provider(
@@ -26,11 +27,20 @@ def find_provider(
             matches.append((provider, replace(route, query=query)))
     if len(matches) < 2:
         return matches[0] if matches else None
-    anthropic = "anthropic-version" in headers or "x-api-key" in headers
+    wanted = _dialect_of(headers)
     for provider, route in matches:
-        if (provider is ANTHROPIC) == anthropic:
+        if provider is wanted:
             return provider, route
     return matches[0]
+
+
+def _dialect_of(headers: Mapping[str, str]) -> Provider:
+    """Whose client sends such headers; OpenAI's where nothing tells, since its clients send none of their own."""
+    if "x-goog-api-key" in headers:
+        return GOOGLE
+    if "anthropic-version" in headers or "x-api-key" in headers:
+        return ANTHROPIC
+    return OPENAI_CHAT
 
 
 def provider_for_host(host: str) -> Provider | None:
@@ -42,4 +52,6 @@ def provider_for_path(path: str) -> Provider:
     """The dialect in which to shape an error about a path that is no route: a best guess."""
     if path.startswith("/v1/messages") or (path.startswith("/api/") and not path.startswith("/api/v1/")):
         return ANTHROPIC
+    if path.startswith("/v1beta/"):
+        return GOOGLE
     return OPENAI_CHAT

@@ -17,10 +17,14 @@ import numpy as np
 import openai
 import pytest
 from anthropic.types import Message as AnthropicMessage
+from google import genai
+from google.genai import errors as google_errors
+from google.genai.types import GenerateContentResponse, HttpOptions
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion as LegacyCompletion
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
+from pydantic import BaseModel
 
 from dragoman.addons.errors import ContextTooLong
 from dragoman.addons.messages import (
@@ -50,6 +54,7 @@ NAMES = {
 }
 MISSING: dict[tuple[str, str], str] = {
     ("openai_responses", "stop_sequence"): "the dialect has no stop strings",
+    ("google", "system_midlist"): "the dialect has no system message among the contents",
 }
 """(provider, case) -> why a dialect has no such case."""
 NOT_ACCUMULATED = {
@@ -80,6 +85,8 @@ def path_of(folder: Path) -> str:
         return "/v1/messages"
     if folder.parent.name == "openai_responses":
         return "/v1/responses"
+    if folder.parent.name == "google":
+        return "/v1/models/gemini-3.8-flash:generateContent"
     return "/v1/completions" if folder.name.startswith("legacy") else "/v1/chat/completions"
 
 
@@ -92,6 +99,8 @@ def parse(folder: Path, body: JsonObject) -> ChatRequest:
 
 def streaming(folder: Path) -> JsonObject:
     """The case's body as it asks for a stream."""
+    if folder.parent.name == "google":
+        return load(folder, "request.json")
     options = {"stream_options": {"include_usage": True}} if folder.parent.name == "openai_chat" else {}
     return {**load(folder, "request.json"), "stream": True, **options}
 
@@ -230,7 +239,7 @@ def answering(folder: Path) -> httpx2.Client:
         assert found[0] is provider_of(folder)
         assert found[1].kind == "generate"
         body = json.loads(request.content)
-        if body.get("stream"):
+        if body.get("stream") or found[1].stream:
             assert body == streaming(folder)
             headers = {"content-type": "text/event-stream"}
             return httpx2.Response(200, headers=headers, content=(folder / "response.sse").read_bytes())
@@ -247,6 +256,11 @@ def anthropic_client(folder: Path) -> anthropic.Anthropic:
 
 def openai_client(folder: Path) -> openai.OpenAI:
     return openai.OpenAI(api_key="dgm_x", base_url="http://gateway/v1", http_client=answering(folder), max_retries=0)
+
+
+def google_client(folder: Path) -> genai.Client:
+    options = HttpOptions(base_url="http://gateway", httpx_client=answering(folder))
+    return genai.Client(api_key="dgm_x", http_options=options)
 
 
 def without(body: JsonObject, *names: str) -> JsonObject:
@@ -266,8 +280,20 @@ def sdk_arguments(folder: Path, body: JsonObject) -> JsonObject:
     return {**without(body, *names), "extra_body": {name: body[name] for name in names if name in body}}
 
 
+def google_arguments(body: JsonObject) -> JsonObject:
+    config = {**body.get("generationConfig", {}), **without(body, "contents", "generationConfig")}
+    return {"model": "gemini-3.8-flash", "contents": body["contents"], "config": config}
+
+
+def google_json(response: GenerateContentResponse) -> JsonObject:
+    fields = response.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return without(fields, "sdkHttpResponse", "parsed", "automaticFunctionCallingHistory")
+
+
 def whole_by_sdk(folder: Path) -> JsonObject:
     body = load(folder, "request.json")
+    if folder.parent.name == "google":
+        return google_json(google_client(folder).models.generate_content(**google_arguments(body)))
     if folder.parent.name == "anthropic":
         return anthropic_client(folder).messages.create(**sdk_arguments(folder, body)).to_dict()
     client = openai_client(folder)
@@ -287,6 +313,8 @@ def accumulated_by_sdk(folder: Path) -> JsonObject:
         arguments = sdk_arguments(folder, without(body, "stream"))
         with anthropic_client(folder).messages.stream(**arguments) as stream:
             return without(stream.get_final_message().to_dict(), "stop_details")
+    if folder.parent.name == "google":
+        return accumulated_google(google_client(folder).models.generate_content_stream(**google_arguments(body)))
     client: Any = openai_client(folder)
     if folder.parent.name == "openai_responses":
         return accumulated_response(client, sdk_arguments(folder, without(body, "stream")))
@@ -333,6 +361,21 @@ def accumulated_response(client: Any, arguments: JsonObject) -> JsonObject:
     return {**final, "output": output}
 
 
+def accumulated_google(chunks: Iterator[GenerateContentResponse]) -> JsonObject:
+    """The SDK has no accumulator: neighbouring texts of one kind are joined, the last value of all else stands."""
+    reply: JsonObject = {}
+    parts: list[JsonObject] = []
+    for chunk in chunks:
+        reply = google_json(chunk)
+        for part in reply["candidates"][0]["content"]["parts"]:
+            if parts and "text" in part and "text" in parts[-1] and part.get("thought") == parts[-1].get("thought"):
+                parts[-1] = {**part, **parts[-1], "text": parts[-1]["text"] + part["text"]}
+            elif part != {"text": ""}:
+                parts.append(part)
+    reply["candidates"][0]["content"]["parts"] = parts or [{"text": ""}]
+    return reply
+
+
 def accumulated_completion(chunks: Any) -> JsonObject:
     """Legacy completions: the SDK has no accumulator; texts are joined, the last value of all else stands."""
     reply: JsonObject = {}
@@ -347,18 +390,19 @@ def accumulated_completion(chunks: Any) -> JsonObject:
     return {**reply, "choices": [choice]}
 
 
-OFFICIAL: dict[str, type[AnthropicMessage] | type[ChatCompletion] | type[LegacyCompletion] | type[Response]] = {
+OFFICIAL: dict[str, type[BaseModel]] = {
     "/v1/messages": AnthropicMessage,
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": LegacyCompletion,
     "/v1/responses": Response,
+    "/v1/models/gemini-3.8-flash:generateContent": GenerateContentResponse,
 }
 
 
 @every_reply
 def test_sdk_accepts_the_whole_reply(folder: Path) -> None:
     response = load(folder, "response.json")
-    OFFICIAL[path_of(folder)].model_validate(response, strict=True)
+    OFFICIAL[path_of(folder)].model_validate_json(json.dumps(response), strict=True)
     assert whole_by_sdk(folder) == response
 
 
@@ -388,9 +432,13 @@ def test_anthropic_stream_carries_malformed_arguments_as_sampled() -> None:
 
 @pytest.mark.parametrize("provider", [provider.name for provider in PROVIDERS])
 def test_sdk_raises_what_context_too_long_is(provider: str) -> None:
-    with pytest.raises((anthropic.BadRequestError, openai.BadRequestError)) as caught:
+    refusals = (anthropic.BadRequestError, openai.BadRequestError, google_errors.ClientError)
+    with pytest.raises(refusals) as caught:
         whole_by_sdk(CASES / provider / "context_too_long")
     if isinstance(caught.value, openai.BadRequestError):
         assert caught.value.code == "context_length_exceeded"
+    elif isinstance(caught.value, google_errors.ClientError):
+        assert caught.value.status == "INVALID_ARGUMENT"
+        assert "(9001) exceeds the maximum number of tokens allowed (8192)" in str(caught.value)
     else:
         assert "prompt is too long: 9001 tokens > 8192 maximum" in str(caught.value)
