@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.cli import processes
 from dragoman.cli.processes import Child, free_port, group_alive, port_taken, running, start, stop, terminable
 
 # A leader with a grandchild; both announce themselves, so that the test knows that their handlers are in place.
@@ -26,10 +27,11 @@ def wait_for(child: Child, text: str, times: int) -> None:
         assert child.returncode() is None, child.log.read_text()
 
 
-def test_stop_ends_the_group_even_if_it_ignores_sigterm(tmp_path: Path) -> None:
+def test_stop_ends_the_group_even_if_it_ignores_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 0.2)
     child = start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / "log")
     wait_for(child, "up", 2)
-    stop(child, patience=0.2)
+    stop(child)
     assert child.returncode() == -signal.SIGKILL
     assert not group_alive(child.process.pid)
     stop(child)  # a second time does nothing
@@ -48,6 +50,22 @@ def test_running_stops_when_the_block_raises(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert children[0].returncode() == -signal.SIGTERM
+
+
+def test_a_second_ctrl_c_does_not_stop_the_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_killpg, before = os.killpg, signal.getsignal(signal.SIGINT)
+
+    def killpg(group: int, number: int) -> None:
+        real_killpg(group, number)
+        signal.raise_signal(signal.SIGINT)
+
+    with running([sys.executable, "-c", STUBBORN], os.environ, tmp_path / "log") as child:
+        wait_for(child, "up", 2)
+        monkeypatch.setattr(os, "killpg", killpg)
+        monkeypatch.setattr(processes, "PATIENCE", 0.2)
+    monkeypatch.undo()
+    assert not group_alive(child.process.pid)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_log_holds_both_streams_and_the_environment_is_exactly_ours(tmp_path: Path) -> None:

@@ -7,12 +7,16 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+PATIENCE = 15.0
+"""Seconds that a group has to end by itself before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,10 @@ def group_alive(group: int) -> bool:
     return True
 
 
-def stop(child: Child, patience: float = 15.0) -> None:
-    """SIGTERM to the whole group, SIGKILL to what is left after ``patience`` seconds. Safe to call twice."""
+def stop(child: Child) -> None:
+    """SIGTERM to the whole group, SIGKILL to what is left after ``PATIENCE`` seconds. Safe to call twice."""
     group = child.process.pid
-    for sent, wait in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+    for sent, wait in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, 5.0)):
         if not group_alive(group):
             break
         os.killpg(group, sent)
@@ -79,7 +83,23 @@ def running(command: Sequence[str], environment: Mapping[str, str], log: Path) -
     try:
         yield child
     finally:
-        stop(child)
+        with undisturbed():
+            stop(child)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside the block a further Ctrl-C, SIGTERM or SIGHUP is ignored, so that nothing is left running."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals only ever reach the main thread
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -162,12 +162,12 @@ def greeting(options: ServeOptions) -> list[str]:
 
 
 def _check_startable(options: ServeOptions) -> None:
+    if sys.version_info < (3, 12):
+        raise Failure("the gateway needs Python 3.12 or newer (mitmproxy 12 does); this is " + sys.version.split()[0])
     from dragoman.certs.authority import AuthorityError, ensure_authority
     from dragoman.cli.processes import port_taken
     from dragoman.home import operator_key, state_folder
 
-    if sys.version_info < (3, 12):
-        raise Failure("the gateway needs Python 3.12 or newer (mitmproxy 12 does); this is " + sys.version.split()[0])
     if is_loopback(options.host) and port_taken("127.0.0.1", options.port):
         raise Failure(f"port {options.port} is in use; stop what uses it or choose another with --listen")
     try:
