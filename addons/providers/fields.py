@@ -79,9 +79,9 @@ def as_number(value: object, at: str, *, low: float, high: float, above_low: boo
 
 
 def as_schema(value: object, at: str) -> JsonObject:
-    """A JSON schema, kept as it was sent. One too deeply nested to be written again is refused."""
+    """A JSON schema, kept as it was sent. One too deeply nested to be written again inside a request is refused."""
     schema = as_object(value, at)
-    as_json(schema, at)
+    as_json([[[[[[[[schema]]]]]]]], at)  # in a list of tools, say
     return schema
 
 

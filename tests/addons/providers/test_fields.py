@@ -65,6 +65,20 @@ def test_json_is_compact_and_not_too_deep() -> None:
             read(value, "x")
 
 
+def test_a_schema_can_be_written_inside_a_request() -> None:
+    written = 0
+    schema: Any = {}
+    for _ in range(300):
+        schema = {"items": schema}
+        try:
+            fields.as_schema(schema, "x")
+        except InvalidRequest:
+            continue
+        fields.as_json([{"tools": [{"function": {"parameters": schema}}]}], "x")
+        written += 1
+    assert 100 < written < 300
+
+
 def test_long_values_are_cut_in_messages() -> None:
     assert fields.shown("a") == "'a'"
     assert len(fields.shown("a" * 1000)) == 80
