@@ -1,6 +1,9 @@
 """``providers/google.py``: what the golden cases do not show."""
 
 import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -11,7 +14,9 @@ from google.genai import errors, types
 from dragoman.addons.errors import ContextTooLong, DragomanError, EngineFailed, InvalidRequest, Overloaded, Unsupported
 from dragoman.addons.messages import (
     ChatRequest,
+    ImagePart,
     Message,
+    Part,
     ReasoningDelta,
     ReasoningPart,
     Reply,
@@ -25,8 +30,10 @@ from dragoman.addons.messages import (
     TextPart,
     ToolCallPart,
     ToolChoice,
+    ToolResultPart,
     Usage,
 )
+from dragoman.addons.providers import find_provider
 from dragoman.addons.providers.base import Route, issue_signature
 from dragoman.addons.providers.google import GOOGLE
 from dragoman.addons.sse import SseSplitter
@@ -528,3 +535,104 @@ def test_the_status_in_the_body_is_the_status_of_the_response(code: Any) -> None
     error = DragomanError("x")
     error.code = code
     assert GOOGLE.error_body(error, None)["error"]["code"] == GOOGLE.error_status(error)
+
+
+# -- recorded requests ------------------------------------------------------------------------------------------------
+
+WIRE = os.environ.get("DRAGOMAN_WIRE")
+REFUSED = {"gemini-websearch-3.json": "tools: googleSearch runs at the provider and is not supported"}
+"""Recordings that are refused -> the reason that the harness is given."""
+needs_wire = pytest.mark.skipif(WIRE is None, reason="DRAGOMAN_WIRE names no folder of recorded requests")
+
+
+def recordings() -> list[Any]:
+    found = []
+    for path in sorted(Path(WIRE or "/nowhere").glob("*.json")):
+        record = json.loads(path.read_text())
+        route, _, query = (record.get("path") or "").partition("?")
+        if record.get("method") == "POST" and GOOGLE.route("POST", route):
+            found.append(pytest.param(route, query, record["body"], id=path.name))
+    return found
+
+
+def raw_part(part: JsonObject) -> Iterator[str]:
+    """Every text in a part of the raw body, in order; signatures stand beside calls only, and say nothing here."""
+    assert len(part.keys() - {"thoughtSignature"}) == 1
+    match part:
+        case {"text": text}:
+            yield text
+        case {"functionCall": {"id": id, "name": name, "args": args}}:
+            yield from (id, name, json.dumps(args, ensure_ascii=False, separators=(",", ":")))
+        case {"functionResponse": {"id": id, "name": _, "response": {"output": output}}}:
+            yield from (id, output)
+        case {"inlineData": {"mimeType": mime_type, "data": data}}:
+            yield from (mime_type, data)
+        case _:
+            raise AssertionError(f"no recording holds {part}")
+
+
+def kept(part: Part) -> Iterator[str | None]:
+    """Every text in a parsed part, in the same order as ``raw_part``."""
+    match part:
+        case TextPart(text=text):
+            yield text
+        case ImagePart(media_type=media_type, data=data):
+            yield from (media_type, data)
+        case ToolCallPart(id=id, name=name, arguments=arguments):
+            yield from (id, name, arguments)
+        case ToolResultPart(call_id=call_id, parts=parts):
+            yield call_id
+            for inner in parts:
+                yield from kept(inner)
+        case ReasoningPart():
+            raise AssertionError("Gemini CLI sends no thoughts back")
+
+
+@needs_wire
+@pytest.mark.parametrize(("path", "query", "body"), recordings())
+def test_recorded_request(path: str, query: str, body: JsonObject, request: pytest.FixtureRequest) -> None:
+    found = find_provider(host=None, method="POST", path=path, query=query, headers={})
+    assert found is not None
+    assert found[0] is GOOGLE
+    name = request.node.callspec.id
+    if name in REFUSED:
+        with pytest.raises(Unsupported) as caught:
+            GOOGLE.parse_request(body, found[1])
+        assert caught.value.message == REFUSED[name]
+        return
+    chat = GOOGLE.parse_request(body, found[1])
+    contents = [body["systemInstruction"]] if "systemInstruction" in body else []
+    contents += body["contents"]
+    said = [text for content in contents for part in content["parts"] for text in raw_part(part)]
+    assert [text for message in chat.messages for part in message.parts for text in kept(part)] == said
+    roles = {"model": "assistant", "user": "user"}
+    told = [
+        "tool" if "functionResponse" in content["parts"][0] else roles[content["role"]] for content in body["contents"]
+    ]
+    assert [message.role for message in chat.messages] == (["system"] if "systemInstruction" in body else []) + told
+    functions = [tool for tools in body.get("tools", []) for tool in tools["functionDeclarations"]]
+    assert [(t.name, t.description, t.parameters) for t in chat.tools] == [
+        (function["name"], function["description"], function["parametersJsonSchema"]) for function in functions
+    ]
+    config = body.get("generationConfig", {})
+    assert chat.sampling == Sampling(config.get("temperature"), config.get("topP"), config.get("topK"))
+    assert (chat.response_format is not None) == ("responseJsonSchema" in config)
+    assert chat.show_reasoning == config.get("thinkingConfig", {}).get("includeThoughts", False)
+    assert chat.model == path.rpartition("/")[2].partition(":")[0]
+    assert (chat.stream, chat.stream_form) == ("streamGenerateContent" in path, "sse")
+
+
+@needs_wire
+def test_the_router_of_gemini_cli_gets_its_schema() -> None:
+    body = next(recording.values[2] for recording in recordings() if recording.id == "gemini-1.json")
+    schema = GOOGLE.parse_request(body, GENERATE).response_format
+    assert schema is not None
+    assert json.dumps(schema.schema) == json.dumps(body["generationConfig"]["responseJsonSchema"]).replace(
+        "OBJECT", "object"
+    ).replace("STRING", "string").replace("INTEGER", "integer")
+
+
+@needs_wire
+def test_the_recordings_are_there() -> None:
+    assert len(recordings()) >= 27
+    assert set(REFUSED) <= {recording.id for recording in recordings()}
