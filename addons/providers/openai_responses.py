@@ -549,11 +549,8 @@ class _Encoder:
     def _fail(self, error: DragomanError) -> bytes:
         """Both forms: the SDKs, pi and OpenCode act on the first, Codex on the second, whose code says if to retry."""
         fields = _error(error)
-        if error.status >= 500:
-            # By these words pi, which sees the message only, knows that it may retry.
-            fields |= {"code": "server_error", "message": f"Server error: {error.message}"}
-        elif not isinstance(error, ContextTooLong):
-            fields["code"] = "invalid_prompt"
+        if not isinstance(error, ContextTooLong):
+            fields["code"] = "invalid_prompt" if error.status < 500 else "server_error"
         # The API's own event has all fields under error; the SDK's type for it has them beside it.
         beside = {name: fields[name] for name in ("code", "message", "param")}
         failed = _response(self._start, self._request, "failed")

@@ -32,6 +32,7 @@ junk = st.one_of(
     st.text(max_size=5),
     st.sampled_from(
         ["", "text", "tool_result", "image_url", "custom", "function", "data:x", "assistant", "json_schema"]
+        + ["namespace", "local_shell", "allowed_tools", "additional_tools", "tool_search_output", "compaction"]
     ),
     st.sampled_from([deep(300), [], {}, [[]], [None], [{}], {"type": None}, {"type": []}, {"type": {}}]),
 )
@@ -62,6 +63,8 @@ def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
             break
     if path.parent.parent.name == "anthropic":
         return draw(st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"])), body
+    if path.parent.parent.name == "openai_responses":
+        return "/v1/responses", body
     return draw(st.sampled_from(["/v1/chat/completions", "/v1/completions"])), body
 
 

@@ -489,9 +489,9 @@ def test_a_cut_reply_says_so_and_still_completes() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (EngineFailed("the engine died"), "server_error", "Server error: the engine died"),
-        (Overloaded("later"), "server_error", "Server error: later"),
-        (ValueError("secret"), "server_error", "Server error: the gateway failed while making this reply"),
+        (EngineFailed("the engine died"), "server_error", "Internal server error: the engine died"),
+        (Overloaded("later"), "server_error", "Overloaded: later"),
+        (ValueError("secret"), "server_error", "Internal server error: the gateway failed while making this reply"),
         (InvalidRequest("input: bad", field="input"), "invalid_prompt", "input: bad"),
         (
             ContextTooLong(9, 8),
