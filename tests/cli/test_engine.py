@@ -66,7 +66,7 @@ def test_a_port_in_use(run: Callable[..., Any], tmp_path: Path, monkeypatch: pyt
         port = listener.getsockname()[1]
         result = run("engine", "--python", str(python), "--model", str(tmp_path), "--port", str(port))
     assert result.code == 1
-    assert f"port {port} of 127.0.0.1 is in use" in result.err
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in result.err
 
 
 @pytest.mark.engine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import processes
-from dragoman.cli.processes import Child, free_port, group_alive, port_taken, running, start, stop, terminable
+from dragoman.cli.processes import Child, free_port, group_alive, running, start, stop, terminable, why_no_listening
 
 # A leader with a grandchild; both announce themselves, so that the test knows that their handlers are in place.
 STUBBORN = """
@@ -86,8 +86,9 @@ def test_sigterm_unwinds_the_stack() -> None:
 
 def test_ports() -> None:
     port = free_port()
-    assert not port_taken("127.0.0.1", port)
+    assert why_no_listening("127.0.0.1", port) is None
+    assert why_no_listening("host.invalid", port) is not None
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))
         listener.listen()
-        assert port_taken("127.0.0.1", port)
+        assert why_no_listening("127.0.0.1", port) == "Address already in use"

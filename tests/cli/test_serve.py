@@ -108,6 +108,22 @@ def test_open_mode_beyond_loopback_is_refused(run: Callable[..., Any]) -> None:
     assert "listens on loopback only" in result.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--egress", "some"], "--egress must be `block`, `pass` or 'allow HOST…', not 'some'"),
+        (["--store", "mysql://h/d"], "only sqlite and postgresql"),
+        (["--listen", "host.invalid:8099"], "cannot listen on host.invalid port 8099"),
+    ],
+)
+def test_what_cannot_start_is_said_before_it_starts(run: Callable[..., Any], arguments: list[str], says: str) -> None:
+    free = [] if "--listen" in arguments else ["--listen", f"127.0.0.1:{free_port()}"]
+    result = run("serve", *free, *arguments)
+    assert result.code == 1
+    assert says in result.err
+    assert "point a harness" not in result.err
+
+
 def test_the_greeting_says_where_to_go(state: Path) -> None:
     text = "\n".join(greeting(options(port=8099)))
     assert "http://127.0.0.1:8099" in text
@@ -124,7 +140,7 @@ def test_a_port_in_use(run: Callable[..., Any]) -> None:
         port = listener.getsockname()[1]
         result = run("serve", "--listen", f"127.0.0.1:{port}")
     assert result.code == 1
-    assert f"port {port} is in use" in result.err
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in result.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

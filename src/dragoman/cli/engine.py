@@ -60,11 +60,11 @@ def _serve(python: "EnginePython", options: "EngineOptions", timeout: float) -> 
     import os
 
     from dragoman.cli.engine_process import engine_command, engine_environment
-    from dragoman.cli.processes import port_taken, running
+    from dragoman.cli.processes import running, why_no_listening
     from dragoman.home import state_folder
 
-    if port_taken(options.host, options.port):
-        raise Failure(f"port {options.port} of {options.host} is in use; stop what uses it or choose another --port")
+    if why := why_no_listening(options.host, options.port):
+        raise Failure(f"cannot listen on {options.host} port {options.port}: {why}; choose another --port")
     log = state_folder() / "logs" / f"engine-{options.port}.log"
     environment = engine_environment(python, options.model, os.environ)
     with running(engine_command(python, options), environment, log) as child:

@@ -125,12 +125,13 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
-def port_taken(host: str, port: int) -> bool:
-    """Whether ``host:port`` cannot be listened on."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return True
-    return False
+def why_no_listening(host: str, port: int) -> str | None:
+    """Why nothing new can listen on ``host:port``, in the system's words; ``None``: it can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

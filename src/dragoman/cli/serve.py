@@ -110,9 +110,12 @@ def is_loopback(host: str) -> bool:
 
 
 def mitmdump_arguments(options: ServeOptions) -> list[str]:
-    """The command line for mitmdump. Raises ``Failure`` when credentials would not be asked for beyond loopback."""
+    """The command line for mitmdump. Raises ``Failure`` for a policy that is none, and when credentials would not be
+    asked for beyond loopback."""
     import dragoman.addons
 
+    if options.egress.partition(" ")[0] not in ("block", "pass", "allow"):
+        raise Failure(f"--egress must be `block`, `pass` or 'allow HOST…', not {options.egress!r}")
     if options.open_mode and not is_loopback(options.host):
         raise Failure(f"--open asks for no credentials, so it listens on loopback only, not on {options.host}")
     script = Path(dragoman.addons.__file__).parent / "intercept.py"
@@ -165,13 +168,16 @@ def _check_startable(options: ServeOptions) -> None:
     if sys.version_info < (3, 12):
         raise Failure("the gateway needs Python 3.12 or newer (mitmproxy 12 does); this is " + sys.version.split()[0])
     from dragoman.certs.authority import AuthorityError, ensure_authority
-    from dragoman.cli.processes import port_taken
-    from dragoman.home import operator_key, state_folder
+    from dragoman.cli.processes import why_no_listening
+    from dragoman.home import default_store_url, operator_key, state_folder
+    from dragoman.store.database import Database
+    from dragoman.store.errors import StoreError
 
-    if is_loopback(options.host) and port_taken("127.0.0.1", options.port):
-        raise Failure(f"port {options.port} is in use; stop what uses it or choose another with --listen")
+    if why := why_no_listening(options.host, options.port):
+        raise Failure(f"cannot listen on {options.host} port {options.port}: {why}; choose another with --listen")
     try:
         ensure_authority(state_folder() / "certs")
-    except AuthorityError as error:
+        Database.open(options.store or default_store_url()).close()
+    except (AuthorityError, StoreError) as error:
         raise Failure(str(error)) from error
     operator_key(state_folder())
