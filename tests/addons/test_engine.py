@@ -273,8 +273,12 @@ async def test_the_real_engine(real: tuple[Path, str]) -> None:
             length = sum(len(chunk.token_ids) for chunk in chunks)
             assert chunks[-1].policy_spans == (PolicySpan("base", 0, length),)
             assert chunks[-1].finish_reason == ("length" if length == 40 else "stop")
-        (*_, last) = await sample(engine, Sampling(temperature=0.0, max_tokens=40, stop=("a",)), **asked)
-        assert last.stop_reason == "a"
+        chunks = await sample(engine, Sampling(temperature=1.0, max_tokens=300, stop=("e",)), **asked)
+        assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == ("stop", "e")
+        stream = codec.text_stream(prompt, (), stop=("e",))
+        stream.feed([token for chunk in chunks for token in chunk.token_ids])
+        _, parsed, stop_sequence = stream.finish()
+        assert stop_sequence == "e" not in parsed.text
         with pytest.raises(ContextTooLong) as raised:
             await sample(engine, prompt_ids=np.full(5000, 5, dtype=np.int32))
         assert (raised.value.prompt_tokens, raised.value.limit) == (5000, 4096)
