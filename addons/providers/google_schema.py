@@ -21,7 +21,7 @@ _SNAKE = re.compile(r"(?<=[A-Za-z0-9])_([a-z0-9])")
 
 def camel_case(name: str) -> str:
     """A field name in camel case, whichever of the API's two spellings it came in."""
-    return _SNAKE.sub(lambda match: match[1].upper(), name)
+    return _SNAKE.sub(lambda match: match[1].upper(), name) if "_" in name else name
 
 
 def to_json_schema(schema: JsonObject, *, googles_own: bool) -> JsonObject:

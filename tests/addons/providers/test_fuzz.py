@@ -34,6 +34,8 @@ junk = st.one_of(
         ["", "text", "tool_result", "image_url", "custom", "function", "data:x", "assistant", "json_schema"]
         + ["namespace", "local_shell", "allowed_tools", "additional_tools", "tool_search_output", "compaction"]
     ),
+    st.sampled_from(["model", "ANY", "image/png", "application/json", "OBJECT", "AAAA", "9" * 5000]),
+    st.sampled_from([{"text": "a"}, {"functionCall": {"name": "a"}}, {"functionResponse": {"name": "a"}}]),
     st.sampled_from([deep(300), [], {}, [[]], [None], [{}], {"type": None}, {"type": []}, {"type": {}}]),
 )
 
@@ -65,6 +67,9 @@ def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         return draw(st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"])), body
     if path.parent.parent.name == "openai_responses":
         return "/v1/responses", body
+    if path.parent.parent.name == "google":
+        verb = draw(st.sampled_from(["generateContent", "streamGenerateContent", "countTokens"]))
+        return f"/v1beta/models/m:{verb}", body
     return draw(st.sampled_from(["/v1/chat/completions", "/v1/completions"])), body
 
 
