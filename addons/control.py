@@ -148,7 +148,8 @@ def routes(gateway: "Gateway") -> list[Route]:
         if not isinstance(components, dict):
             raise InvalidRequest(f"'components' must be an object of numbers, not {components!r}", field="components")
         for name in components:
-            _number(components, name, above=-math.inf)
+            if _number(components, name, above=-math.inf) is None:
+                raise InvalidRequest(f"component {name!r} must be a number, not None", field=name)
 
         def write() -> EpisodeInfo:
             with gateway.database.session() as session:

@@ -95,7 +95,7 @@ def _wait_ready(gateway: RunningGateway) -> None:
     limit = time.monotonic() + 120
     while True:
         if gateway.child.returncode() is not None or time.monotonic() > limit:
-            raise AssertionError("the gateway does not start:\n" + "\n".join(gateway.child.last_lines(30)))
+            raise AssertionError("the gateway does not start:\n" + gateway.child.log.read_text(errors="replace"))
         try:
             httpx.get(f"{gateway.address}/", timeout=5, trust_env=False)
         except httpx.TransportError:

@@ -1,0 +1,126 @@
+"""The control API through the app; and the reading of what an operator asks, as a pure function."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.addons.control import read_spec
+from dragoman.addons.errors import InvalidRequest
+from dragoman.store.records import EpisodeSpec
+from tests.addons.test_app import Served, serve
+
+NO_ENGINE = "http://127.0.0.1:9"
+OPERATOR = {"authorization": "Bearer dgo_test"}
+
+
+def test_nothing_asked_is_an_ad_hoc_episode() -> None:
+    assert read_spec({}, 100.0) == (EpisodeSpec(), None)
+
+
+def test_everything_asked_is_taken() -> None:
+    body = {
+        "task": "t",
+        "group": "g",
+        "expected": 8,
+        "deadline_seconds": 60,
+        "profile": "as_asked",
+        "temperature": 0.7,
+        "metadata": {"a": 1},
+        "ttl_seconds": 30,
+    }
+    assert read_spec(body, 100.0) == (EpisodeSpec("t", "g", 8, 160.0, "as_asked", 0.7, {"a": 1}), 30.0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"taks": "t"},
+        {"task": ""},
+        {"task": 3},
+        {"group": "g"},
+        {"expected": 0, "task": "t"},
+        {"expected": 1.5, "task": "t"},
+        {"expected": True, "task": "t"},
+        {"deadline_seconds": "soon"},
+        {"profile": "fast"},
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"metadata": []},
+        {"ttl_seconds": 0},
+    ],
+)
+def test_what_is_wrong_is_named(body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_spec(body, 100.0)
+    assert caught.value.field in {*body}
+    assert repr(caught.value.field) in caught.value.message
+
+
+async def ask(served: Served, method: str, path: str, body: Any = None, headers: Any = OPERATOR) -> tuple[int, Any]:
+    response = await served.http.request(method, f"/dragoman{path}", json=body, headers=headers)
+    return response.status_code, response.json()
+
+
+async def test_an_episodes_whole_life(tmp_path: Path) -> None:
+    async with serve(tmp_path, NO_ENGINE) as served:
+        status, opened = await ask(served, "POST", "/episodes", {"task": "t", "group": "g", "expected": 2})
+        assert status == 201
+        assert opened["api_key"] == f"dgm_{opened['token']}"
+        assert opened["token"] in opened["environment"]["proxy"]["HTTPS_PROXY"]
+        path = f"/episodes/{opened['id']}"
+        assert (await ask(served, "POST", f"{path}/end", {"end": "timed_out", "reason": "slow"}))[0] == 200
+        assert (await ask(served, "POST", f"{path}/end", {"end": "timed_out", "reason": "slow"}))[0] == 200
+        assert (await ask(served, "POST", f"{path}/end", {"end": "completed"}))[0] == 409
+        status, _ = await ask(served, "POST", f"{path}/reward", {"reward": 0.5, "components": {"tests": 0.5}})
+        assert status == 200
+        status, read = await ask(served, "GET", path)
+        assert (status, read["end"], read["end_reason"], read["reward"]) == (200, "timed_out", "slow", 0.5)
+        assert "token" not in read
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/episodes", {"profile": "x"}, 400),
+        ("POST", "/episodes", [], 400),
+        ("POST", "/episodes/none/end", {}, 404),
+        ("POST", "/episodes/none/reward", {"reward": 1}, 404),
+        ("GET", "/episodes/none", None, 404),
+        ("GET", "/nothing", None, 404),
+        ("POST", "/episodes/ID/end", {"end": "finished"}, 400),
+        ("POST", "/episodes/ID/end", {"end": []}, 400),
+        ("POST", "/episodes/ID/reward", {}, 400),
+        ("POST", "/episodes/ID/reward", {"reward": "high"}, 400),
+        ("POST", "/episodes/ID/reward", {"reward": 1, "components": {"a": None}}, 400),
+        ("POST", "/episodes/ID/reward", {"reward": 1, "components": {"a": "b"}}, 400),
+    ],
+)
+async def test_bad_input_is_an_error_that_says_so(
+    tmp_path: Path, method: str, path: str, body: Any, status: int
+) -> None:
+    async with serve(tmp_path, NO_ENGINE) as served:
+        got, answer = await ask(served, method, path.replace("ID", served.episode_id), body)
+        assert got == status
+        assert answer["error"]["message"]
+
+
+@pytest.mark.parametrize("key", ["x", "dgo_wrong", "dgm_" + "0" * 32, "own"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/status"), ("POST", "/episodes"), ("POST", "/episodes/ID/end"), ("POST", "/episodes/ID/reward")],
+)
+async def test_only_the_operator_may(tmp_path: Path, key: str, method: str, path: str) -> None:
+    async with serve(tmp_path, NO_ENGINE) as served:
+        headers = {} if key == "own" else {"authorization": f"Bearer {key}"}
+        status, _ = await ask(served, method, path.replace("ID", served.episode_id), {"reward": 1}, headers)
+        assert status == 401
+        status, read = await ask(served, "GET", f"/episodes/{served.episode_id}")
+        assert (read["end"], read["reward"]) == (None, None)
+
+
+async def test_status_works_without_an_engine(tmp_path: Path) -> None:
+    async with serve(tmp_path, NO_ENGINE) as served:
+        status, answer = await ask(served, "GET", "/status")
+        assert status == 200
+        assert (answer["engine"], answer["model"], answer["outbox_depth"]) == (NO_ENGINE, None, 0)
