@@ -31,8 +31,10 @@ junk = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=5),
     st.sampled_from(
-        ["", "text", "tool_result", "image_url", "custom", "function", "data:x", "assistant", "json_schema"]
-        + ["namespace", "local_shell", "allowed_tools", "additional_tools", "tool_search_output", "compaction"]
+        [
+            *("", "text", "tool_result", "image_url", "custom", "function", "data:x", "assistant", "json_schema"),
+            *("namespace", "local_shell", "allowed_tools", "additional_tools", "tool_search_output", "compaction"),
+        ]
     ),
     st.sampled_from(["model", "ANY", "image/png", "application/json", "OBJECT", "AAAA", "9" * 5000]),
     st.sampled_from([{"text": "a"}, {"functionCall": {"name": "a"}}, {"functionResponse": {"name": "a"}}]),
