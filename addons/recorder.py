@@ -50,7 +50,7 @@ class Recorder:
         self._give_up_at: float | None = None
         """Monotonic time until which closing waits for a failing database; ``None``: not closing."""
         self._error: StoreUnavailable | None = None
-        self._thread = threading.Thread(target=self._run, name="dragoman-recorder", daemon=True)
+        self._thread = threading.Thread(target=self._write, name="dragoman-recorder", daemon=True)
 
     def start(self) -> None:
         """Start the writer thread; once."""
@@ -102,6 +102,14 @@ class Recorder:
             self._changed.notify()
         return future
 
+    def _write(self) -> None:
+        """The writer thread. Should it ever break, nobody is left waiting for it."""
+        try:
+            self._run()
+        except BaseException as error:
+            self._abandon(StoreUnavailable(f"the recorder broke: {error!r}"))
+            raise
+
     def _run(self) -> None:
         delay = FIRST_DELAY
         while batch := self._next_batch():
@@ -120,10 +128,11 @@ class Recorder:
             if self._error is not None:
                 log.warning("the store can be written again; %d records waited", len(self._queue))
             self._error, delay = None, FIRST_DELAY
+            answered = list(zip(batch, answers, strict=True))
             with self._changed:
                 for _ in batch:
                     self._queue.popleft()
-            _resolve(batch, answers)
+            _resolve(answered)
 
     def _next_batch(self) -> list[_Waiting]:
         """Everything queued, up to ``max_batch``, without taking it out. Waits for some; empty: closed and drained."""
@@ -149,17 +158,20 @@ class Recorder:
         return list(answers)
 
     def _abandon(self, error: StoreUnavailable) -> None:
+        """Give up for good: fail every future that is left, and take no more records."""
         with self._changed:
+            self._error = error
+            self._give_up_at = time.monotonic()
             left = list(self._queue)
             self._queue.clear()
         log.error("%d records are lost: %s", len(left), error)
-        _resolve(left, [error] * len(left))
+        _resolve([(waiting, error) for waiting in left])
 
 
-def _resolve(batch: Sequence[_Waiting], answers: Sequence[Exception | None]) -> None:
+def _resolve(answered: Sequence[tuple[_Waiting, Exception | None]]) -> None:
     """Resolve futures on the loops they belong to, with one wake-up per loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], Exception | None]]] = {}
-    for waiting, answer in zip(batch, answers, strict=True):
+    for waiting, answer in answered:
         by_loop.setdefault(waiting.future.get_loop(), []).append((waiting.future, answer))
     for loop, resolved in by_loop.items():
         try:

@@ -58,7 +58,7 @@ def stored(database: Database) -> dict[str, str]:
 
 
 async def wait_until_unhealthy(recorder: Recorder) -> None:
-    while recorder.healthy:  # noqa: ASYNC110 (the recorder has no event for this, and nothing else needs one)
+    while recorder.healthy:  # the recorder has no event for this, and nothing but tests would need one
         await asyncio.sleep(0)
 
 
@@ -326,6 +326,20 @@ async def test_close_gives_up_on_a_store_that_stays_away(database: Database, mon
     for future in futures:
         with pytest.raises(StoreUnavailable, match="no store"):
             await future
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_nobody_waits_for_a_writer_that_broke(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(database)
+    monkeypatch.setattr(recorder, "_commit", lambda records: [])  # a bug: no answer for a record
+    recorder.start()
+    with pytest.raises(StoreUnavailable, match="the recorder broke: ValueError"):
+        await recorder.arrive(arrival("c1"))
+    assert not recorder.healthy
+    with pytest.raises(RuntimeError, match="cannot be recorded"):
+        recorder.arrive(arrival("c2"))
+    with pytest.raises(StoreUnavailable, match="the recorder broke"):
+        await recorder.close()
 
 
 async def test_a_recorder_that_was_not_started_takes_nothing(database: Database) -> None:

@@ -230,8 +230,8 @@ def test_the_list_adds_up_the_calls_of_each_episode_in_one_query(database: Datab
         assert write_outcomes(session, outcomes) == [None] * 3
     with database.reading() as session:
         queries: list[str] = []
-        connection = session.connection()
-        event.listen(connection, "before_cursor_execute", lambda *args: queries.append(args[2]))
+        session.connection()  # its BEGIN is not counted
+        event.listen(database._engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
         rows = [(s.episode.id, s.calls, s.prompt_tokens, s.completion_tokens) for s in list_episodes(session, limit=4)]
         assert len(queries) == 1
         assert rows == [("e4", 0, 0, 0), ("e3", 3, 30, 6), ("e2", 0, 0, 0), ("e1", 1, 7, 3)]
