@@ -15,6 +15,7 @@ from dragoman.cli.engine_process import (
     engine_environment,
     plain_reason,
     probe_python,
+    readable,
     wait_ready,
     warm_up,
 )
@@ -90,6 +91,19 @@ def test_reasons_are_found_in_the_log() -> None:
     invalid = ["pydantic_core.ValidationError: 1 validation error for ModelConfig", "  Value error, no model 'x'."]
     assert plain_reason([*invalid, " [type=value_error]"]) == "Value error, no model 'x'."
     assert plain_reason(["all is well"]) is None
+
+
+def test_progress_is_the_newest_line_that_says_something() -> None:
+    log = [
+        "(EngineCore pid=31) INFO 12-01 05:55:36 [cpu_worker.py:44] Loading weights took 0.1 seconds",
+        "(APIServer pid=3322) WARNING 12-01 05:55:36 [__init__.py:44]   ",
+        "",
+        "  ~~~~~^^^^^",
+    ]
+    assert readable(log) == "Loading weights took 0.1 seconds"
+    assert readable(["INFO:     Waiting for application startup."]) == "Waiting for application startup."
+    assert readable(["plain words"]) == "plain words"
+    assert readable([]) == ""
 
 
 def test_an_engine_that_exits_is_explained(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.cli import processes
 from dragoman.cli.output import Failure
-from dragoman.cli.quickstart import Run, how_it_ended, install_harness, report, wait_for_gateway
+from dragoman.cli.quickstart import Run, how_it_ended, install_harness, report
 from dragoman.rollout.process import HarnessResult
 
 RUN = Run("pi", "hello", 200, 180)
@@ -61,33 +61,13 @@ def test_a_run_without_an_answered_call_is_no_success(filled_store: str) -> None
     assert "could not connect" in str(caught.value)
 
 
-def test_a_gateway_that_exits(tmp_path: Path, nobody: str) -> None:
-    command = [sys.executable, "-c", "import sys; print('bad option'); sys.exit(2)"]
-    with (
-        processes.running(command, os.environ, tmp_path / "log") as child,
-        pytest.raises(Failure, match="the gateway exited with 2\n  bad option"),
-    ):
-        wait_for_gateway(child, nobody, 60)
-
-
-def test_a_gateway_whose_engine_never_comes(serve_stub: Callable[..., Any], tmp_path: Path) -> None:
-    status = {"version": "1", "engine": "http://e", "store": "s", "outbox_depth": 0, "model": None}
-    stub = serve_stub(lambda method, path, body: (200, status))
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with processes.running(command, os.environ, tmp_path / "log") as child:
-        with pytest.raises(Failure, match="has not loaded the engine's model"):
-            wait_for_gateway(child, stub.address, 0.5)
-        status["model"] = "/m"
-        wait_for_gateway(child, stub.address, 60)
-
-
 def test_a_missing_engine_ends_it_with_a_reason_and_nothing_left(
     run: Callable[..., Any], nobody: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from dragoman.cli import quickstart
+    from dragoman.cli import gateway_process, quickstart
 
     monkeypatch.setattr(quickstart, "install_harness", lambda name: tmp_path)
-    monkeypatch.setattr(quickstart, "GATEWAY_SECONDS", 5)
+    monkeypatch.setattr(gateway_process, "GATEWAY_SECONDS", 5)
     children: list[processes.Child] = []
     real_start = processes.start
 

@@ -1,8 +1,10 @@
 """``dragoman serve``: mitmdump's command line, what is refused, and the real gateway up and down again."""
 
+import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -157,7 +159,8 @@ def test_the_gateway_starts_and_stops(state: Path, nobody: str, number: signal.S
                 status = client.status()
                 break
             except GatewayError:
-                continue
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(0.1)  # leaves it the processor meanwhile
         assert status.engine == nobody
         opened = client.open_episode(task="t")
         assert opened.proxy["HTTPS_PROXY"] == f"http://{opened.token}:x@127.0.0.1:{port}"

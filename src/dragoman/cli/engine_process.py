@@ -141,7 +141,7 @@ def wait_ready(child: Child, address: str, timeout: float, watch: Callable[[str]
                 pass  # not listening yet, which is what we wait for
             if time.monotonic() > limit:
                 raise Failure(_gave_up(f"vLLM was not ready after {timeout:.0f} s", child))
-            watch(next(iter(child.last_lines(1)), ""))
+            watch(readable(child.last_lines(20)))
             time.sleep(0.5)
 
 
@@ -156,6 +156,15 @@ def warm_up(address: str) -> None:
         raise Failure(f"the engine took no warm-up request: {error or type(error).__name__}") from error
     if reply.status_code != 200:
         raise Failure(f"the engine refused the warm-up request: {reply.status_code} {reply.text[:300]}")
+
+
+def readable(lines: Sequence[str]) -> str:
+    """The newest line of vLLM's log that says something, without its process, level, time and place."""
+    for line in reversed(lines):
+        text = re.sub(r"^(\(\w+ pid=\d+\) *)?([A-Z]+:? +)?([\d-]+ [\d:]+ )?(\[[\w.]+:\d+\] *)?", "", line).strip()
+        if re.search(r"[a-z]{3}", text):
+            return text
+    return ""
 
 
 def plain_reason(lines: Sequence[str]) -> str | None:

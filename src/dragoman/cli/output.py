@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 class Failure(Exception):
@@ -59,11 +60,11 @@ class Step:
         """Seconds since the step began."""
         return time.monotonic() - self.started
 
-    def __rich__(self) -> str:
-        from rich.markup import escape
+    def __rich__(self) -> "Text":
+        from rich.text import Text
 
-        at = f" · {self.at[:70]}" if self.at else ""
-        return f"{escape(self.text)} [dim]{self.elapsed():.0f} s{escape(at)}[/dim]"
+        line = Text(self.text, no_wrap=True, overflow="ellipsis")
+        return line.append(f" {self.elapsed():.0f} s" + (f" · {self.at}" if self.at else ""), style="dim")
 
 
 @contextmanager

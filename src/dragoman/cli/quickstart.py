@@ -1,6 +1,5 @@
 """``dragoman quickstart``: the whole path once, on this machine: engine, gateway, a real harness, the record."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +11,10 @@ import typer
 from dragoman.cli.output import Failure, say, step
 
 if TYPE_CHECKING:
-    from dragoman.cli.processes import Child
     from dragoman.gateway_client import OpenedEpisode
     from dragoman.rollout.process import HarnessResult
     from dragoman.store.records import EpisodeEnd
 
-GATEWAY_SECONDS = 120.0
-"""How long the gateway may take to start and load the model's tokenizer."""
 PROMPT = "Write a file hello.txt that says hello, then tell me in one sentence what you did."
 
 
@@ -55,6 +51,7 @@ def quickstart(
         dragoman quickstart --model ./my-model --prompt 'List the files here.'
         dragoman quickstart --engine http://127.0.0.1:8000
     """
+    from dragoman.cli.gateway_process import gateway
     from dragoman.cli.processes import terminable
 
     run = Run(harness, prompt, max_reply_tokens, timeout)
@@ -98,48 +95,6 @@ def engine_address(running: str | None, model: str, python: Path | None) -> Iter
     with processes.running(engine_command(found, options), environment, log) as child:
         bring_up(child, options, timeout=900)
         yield f"http://{options.host}:{options.port}"
-
-
-@contextmanager
-def gateway(engine: str, max_reply_tokens: int) -> Iterator[str]:
-    """The address of a gateway on a free port, with its model loaded; stopped afterwards. Raises ``Failure``."""
-    import os
-
-    from dragoman.cli import processes
-    from dragoman.home import state_folder
-
-    address = f"127.0.0.1:{processes.free_port()}"
-    command = [sys.executable, "-m", "dragoman", "serve", "--listen", address, "--engine", engine]
-    command += ["--max-reply-tokens", str(max_reply_tokens)]
-    log = state_folder() / "logs" / "quickstart-gateway.log"
-    with processes.running(command, os.environ, log) as child:
-        with step("starting the gateway"):
-            wait_for_gateway(child, f"http://{address}", GATEWAY_SECONDS)
-        yield f"http://{address}"
-
-
-def wait_for_gateway(child: "Child", address: str, timeout: float) -> None:
-    """Return when the gateway answers and has loaded the model. Raises ``Failure`` with its last lines."""
-    import time
-
-    from dragoman.cli.episode import connect
-    from dragoman.gateway_client import GatewayError
-
-    limit = time.monotonic() + timeout
-    last = "it does not answer"
-    with connect(address) as client:
-        while True:
-            try:
-                if client.status().model is not None:
-                    return
-                last = "it has not loaded the engine's model"
-            except GatewayError as error:
-                last = str(error)
-            code = child.returncode()
-            if code is not None or time.monotonic() > limit:
-                what = f"the gateway exited with {code}" if code is not None else f"the gateway is not ready: {last}"
-                raise Failure("\n".join([what, *(f"  {line}" for line in child.last_lines(15)), f"  log: {child.log}"]))
-            time.sleep(0.2)
 
 
 def run_episode(run: Run, address: str, installed: Path) -> "tuple[str, HarnessResult]":
