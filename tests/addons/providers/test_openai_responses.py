@@ -398,6 +398,15 @@ def test_arguments_that_a_kind_cannot_hold_go_back_as_they_are(tool: str, argume
     json.dumps(made)
 
 
+def test_arguments_as_deep_as_json_can_be_written_break_no_stream() -> None:
+    chat = parse(body(tools=[{"type": "tool_search", "execution": "client"}]))
+    for levels in range(240, 260):
+        call = ToolCallPart(f"call_{CALL_ID}_0", "tool_search", '{"a":' * levels + "1" + "}" * levels)
+        encoder = OPENAI_RESPONSES.encoder(chat)
+        encoder.encode(STARTED)
+        assert encoder.encode(ReplyFinished(Reply(CALL_ID, "m", 1, (call,), "tool_calls", Usage(1, 1))))
+
+
 @pytest.mark.parametrize("folder", sorted(CASES.iterdir()), ids=lambda folder: folder.name)
 def test_a_reply_that_is_sent_back_says_what_was_sampled(folder: Path) -> None:
     described = json.loads((folder / "reply.json").read_text())
