@@ -73,7 +73,7 @@ def read_stop_ids(model: str, tokenizer: Any, known: Iterable[int], render: Rend
     if path is not None:
         configured = json.loads(Path(path).read_text()).get("eos_token_id")
         stop.update(configured if isinstance(configured, list) else [configured] if configured is not None else [])
-    close = _turn_close(tokenizer, render)
+    close = read_turn_close(tokenizer, render)
     if close is not None:
         stop.add(close)
     if not stop:
@@ -81,7 +81,7 @@ def read_stop_ids(model: str, tokenizer: Any, known: Iterable[int], render: Rend
     return tuple(sorted(int(token) for token in stop))
 
 
-def _turn_close(tokenizer: Any, render: Render) -> int | None:
+def read_turn_close(tokenizer: Any, render: Render) -> int | None:
     """The first added token behind an assistant's text, as the template writes it; ``None``: there is none.
 
     It is not always the end-of-sequence token, and then a model that follows its template never seems to stop.

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from dragoman.addons.errors import InvalidRequest, Unsupported
 from dragoman.addons.messages import Message, TextPart, Tool
 from dragoman.addons.template_messages import template_messages, template_tools
-from dragoman.addons.template_probes import has_tools, read_grammar, read_stop_ids, read_tool_parser
+from dragoman.addons.template_probes import has_tools, read_grammar, read_stop_ids, read_tool_parser, read_turn_close
 from dragoman.addons.text_stream import Grammar, ParsedReply, TextStream
 from dragoman.addons.tool_calls import ParsedCall, object_call
 from dragoman.store.records import JsonObject, TokenIds
@@ -52,6 +52,8 @@ class TokenCodec:
     """Whether a tool that is offered shows up in the prompt."""
     stop_ids: tuple[int, ...]
     """Every id that ends a turn: the end-of-sequence ids and the template's own turn close."""
+    close_id: int | None
+    """The id with which the template closes an assistant's turn; ``None``: it writes none."""
     streams: bool
     """Whether text is given out while it arrives; else only at the end, since just the renderer knows the format."""
     grammar: Grammar
@@ -84,6 +86,7 @@ class TokenCodec:
             template_hash=_hash([name, "" if name == TEMPLATE else renderers.__version__, tokenizer.chat_template]),
             template_has_tools=has_tools(tokenizer, probe),
             stop_ids=stop_ids,
+            close_id=read_turn_close(tokenizer, probe),
             streams=name == TEMPLATE or name in _STREAMED,
             grammar=read_grammar(tokenizer, stop_ids, parser),
             _tokenizer=tokenizer,
@@ -115,6 +118,36 @@ class TokenCodec:
                 f"the model's chat template refused the conversation: {error}", field="messages"
             ) from error
         return np.array(ids + beginning, dtype=np.int32)
+
+    def render_text(self, shown: list[JsonObject], tools: list[JsonObject]) -> str:
+        """The prompt for ``shown`` (as ``template_messages`` gives it) as text, special tokens and all.
+
+        Raises jinja2's ``TemplateError`` when the chat template refuses it.
+        """
+        if self.renderer_name == TEMPLATE:
+            text = self._tokenizer.apply_chat_template(
+                shown, tools=tools or None, add_generation_prompt=True, tokenize=False
+            )
+            return str(text)
+        return self.decode(_render(self._renderer, shown, tools, add_generation_prompt=True))
+
+    def native_bridge(
+        self, prompt_ids: TokenIds, completion_ids: TokenIds, shown: list[JsonObject], tools: list[JsonObject]
+    ) -> TokenIds | None:
+        """The next prompt by a hand-written renderer's own bridge; ``None``: it has none for these messages."""
+        bridged = self._renderer.bridge_to_next_turn(
+            prompt_ids.tolist(), completion_ids.tolist(), shown, tools=tools or None
+        )
+        return None if bridged is None else np.array(bridged.token_ids, dtype=np.int32)
+
+    def thinking_is_open(self, prompt_ids: TokenIds, completion_ids: TokenIds) -> bool:
+        """Whether a completion ends inside reasoning."""
+        think, end = self.grammar.think, self.grammar.think_end
+        if think is None or end is None:
+            return False
+        ids = completion_ids.tolist()
+        opened = think in ids or self.grammar.opens_reasoning(prompt_ids.tolist())
+        return opened and end not in ids
 
     def plain_prompt(self, prompt: str | Sequence[int]) -> TokenIds:
         """A prompt without a conversation: text, or ids as they are. Raises ``InvalidRequest`` on an unknown id."""
