@@ -84,6 +84,8 @@ def outcome_values(outcome: CallOutcome) -> Values:
             "parent_id": None if outcome.parent_id is None else _id(outcome.parent_id, "parent_id"),
             "fork_reason": _word(outcome.fork_reason, ForkReason, "fork_reason"),
             "echo_changed": _count(outcome.echo_changed, "echo_changed"),
+            "retry_of": None if outcome.retry_of is None else _id(outcome.retry_of, "retry_of"),
+            "messages_kept": _count(outcome.messages_kept, "messages_kept"),
             "finish_reason": _word(outcome.finish_reason, FinishReason, "finish_reason"),
             "first_token_at": _time(outcome.first_token_at, "first_token_at"),
             "engine_started_at": _time(outcome.engine_started_at, "engine_started_at"),
@@ -146,6 +148,8 @@ def call_info(call: Call, blobs: Mapping[bytes, bytes]) -> CallInfo:
         shared_len=call.shared_len or 0,
         fork_reason=call.fork_reason,  # type: ignore[arg-type]
         echo_changed=call.echo_changed or 0,
+        retry_of=call.retry_of,
+        messages_kept=call.messages_kept or 0,
         prompt_len=call.prompt_len,
         prompt_ids=None if call.prompt_ids is None else unpack_ids(call.prompt_ids),
         completion_ids=None if call.completion_ids is None else unpack_ids(call.completion_ids),

@@ -125,11 +125,27 @@ def read_calls(session: Session, episode_id: str) -> list[CallInfo]:
 
 
 def read_messages(session: Session, call_id: str) -> list[bytes]:
-    """The messages of a call's request as JSON, in order; empty while it is open. Raises ``CallNotFound``."""
-    found = session.execute(select(Call.messages).where(Call.id == call_id)).one_or_none()
-    if found is None:
+    """All messages of a call's request as JSON, in order; empty while it is open. Raises ``CallNotFound``."""
+    parent = aliased(Call)
+    chain = (
+        select(Call.row, Call.parent_id, Call.messages_kept, literal(0).label("depth"))
+        .where(Call.id == call_id)
+        .cte("chain", recursive=True)
+    )
+    chain = chain.union_all(
+        select(parent.row, parent.parent_id, parent.messages_kept, chain.c.depth + 1)
+        .join(chain, parent.id == chain.c.parent_id)
+        .where(chain.c.messages_kept > 0)
+    )
+    query = select(Call.messages_kept, Call.messages).join(chain, chain.c.row == Call.row)
+    rows = session.execute(query.order_by(chain.c.depth.desc())).all()
+    if not rows:
         raise _not_found(call_id)
-    digests = split_digests(found.messages)
+    digests: list[bytes] = []
+    for row in rows:
+        if (kept := row.messages_kept or 0) > len(digests):
+            raise StoreError(f"the store is damaged: call {call_id!r} keeps more messages than its parent has")
+        digests = digests[:kept] + split_digests(row.messages)
     blobs = _read_blobs(session, digests)
     return [blobs[address] for address in digests]
 

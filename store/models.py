@@ -155,6 +155,8 @@ class Call(Base):
     shared_len: Mapped[int | None]
     fork_reason: Mapped[str | None]
     echo_changed: Mapped[int | None]
+    retry_of: Mapped[str | None]
+    messages_kept: Mapped[int | None]
     prompt_len: Mapped[int | None]
     completion_len: Mapped[int | None]
     finish_reason: Mapped[str | None]
@@ -172,7 +174,7 @@ class Call(Base):
     tools: Mapped[bytes | None]
     reply: Mapped[bytes | None]
     messages: Mapped[bytes | None]
-    """The digests of the messages in order, 16 bytes each."""
+    """The digests of the messages in order, 16 bytes each, without the first ``messages_kept``."""
     prompt_ids: Mapped[bytes | None]
     completion_ids: Mapped[bytes | None]
     logprobs: Mapped[bytes | None]

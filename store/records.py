@@ -83,7 +83,9 @@ class CallOutcome:
     """The model name that the harness asked for."""
     stream: bool | None = None
     messages: tuple[Blob, ...] = ()
-    """The request's messages in order, system included."""
+    """The request's messages in order, system included, without the first ``messages_kept``."""
+    messages_kept: int = 0
+    """How many messages this request begins with that its parent's request begins with too; they are stored there."""
     tools: Blob | None = None
     reply: Blob | None = None
     """The reply's parts as the harness got them."""
@@ -96,6 +98,8 @@ class CallOutcome:
     """How many tokens of the parent's stream (its full prompt + completion) this call's prompt keeps."""
     fork_reason: ForkReason | None = None
     echo_changed: int = 0
+    retry_of: str | None = None
+    """The call whose reply this one was given too: the same request again, after its client had gone."""
     prompt_len: int | None = None
     """Length of the full prompt in tokens: ``shared_len + len(prompt_ids)``."""
     prompt_ids: TokenIds | None = None

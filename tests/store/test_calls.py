@@ -1,5 +1,6 @@
 """Calls: what is written comes back, in order, once, whatever else is in the batch."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import count
@@ -110,6 +111,8 @@ def test_every_field_comes_back(session: Session) -> None:
         shared_len=2,
         fork_reason="history_edited",
         echo_changed=3,
+        retry_of="c0",
+        messages_kept=1,
         prompt_len=4,
         prompt_ids=np.array([7, 151_935], np.int32),
         completion_ids=np.array([3, 2**31 - 1], np.int32),
@@ -128,13 +131,27 @@ def test_every_field_comes_back(session: Session) -> None:
     open_call = read_call(session, "c1")
     assert open_call is not None
     assert (open_call.arrival, open_call.outcome) == (first, None)
-    assert write_outcomes(session, [answered("c0", [1, 2, 3], []), outcome]) == [None, None]
+    parent = answered("c0", [1, 2, 3], [], messages=(blob('{"first":0}'), blob("second")))
+    assert write_outcomes(session, [parent, outcome]) == [None, None]
     session.expire_all()
     call = read_call(session, "c1")
     assert call is not None
     assert_same(call.arrival, first)
     assert_same(call.outcome, outcome)
-    assert read_messages(session, "c1") == [b'{"a":1}', b'{"b":2}', b'{"a":1}']
+    assert read_messages(session, "c1") == [b'{"first":0}', b'{"a":1}', b'{"b":2}', b'{"a":1}']
+
+
+def test_messages_are_stored_once_along_a_branch(session: Session) -> None:
+    write_arrivals(session, [arrival("c0"), arrival("c1"), arrival("c2"), arrival("c3")])
+    one, two, three, four = (blob(f'"{n}"') for n in range(4))
+    write_outcomes(session, [answered("c0", [1], [2], messages=(one, two))])
+    write_outcomes(session, [answered("c1", [1], [2], messages=(three,), parent_id="c0", messages_kept=2)])
+    write_outcomes(session, [answered("c2", [1], [2], messages=(four, one), parent_id="c1", messages_kept=1)])
+    write_outcomes(session, [answered("c3", [1], [2], messages=(two,), parent_id="c2", messages_kept=0)])
+    said = {
+        name: [json.loads(message) for message in read_messages(session, name)] for name in ("c0", "c1", "c2", "c3")
+    }
+    assert said == {"c0": ["0", "1"], "c1": ["0", "1", "2"], "c2": ["0", "3", "0"], "c3": ["1"]}
 
 
 def test_a_call_that_is_not_there(session: Session) -> None:

@@ -105,6 +105,8 @@ def upgrade() -> None:
         sa.Column("shared_len", sa.Integer(), nullable=True),
         sa.Column("fork_reason", sa.Text(), nullable=True),
         sa.Column("echo_changed", sa.Integer(), nullable=True),
+        sa.Column("retry_of", sa.Text(), nullable=True),
+        sa.Column("messages_kept", sa.Integer(), nullable=True),
         sa.Column("prompt_len", sa.Integer(), nullable=True),
         sa.Column("completion_len", sa.Integer(), nullable=True),
         sa.Column("finish_reason", sa.Text(), nullable=True),
