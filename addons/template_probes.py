@@ -6,12 +6,13 @@ looked at.
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
-from renderers.base import ParsedToolCall
 from renderers.parsers import TOOL_PARSERS, get_tool_parser
+from renderers.parsing import parse_qwen35
 from transformers.utils.hub import cached_file
 
 from dragoman.addons.text_stream import Grammar
@@ -106,11 +107,6 @@ def read_grammar(tokenizer: Any, stop_ids: tuple[int, ...], parser_name: str | N
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    parser = None if parser_name is None else get_tool_parser(parser_name, tokenizer)
-
-    def read_calls(ids: Sequence[int]) -> tuple[ParsedCall, ...]:
-        return tuple(_parsed_call(parser_name, call) for call in parser.extract(list(ids))[1]) if parser else ()
-
     think, think_end = _single_id(tokenizer, "<think>"), _single_id(tokenizer, "</think>")
     return Grammar(
         decode=decode,
@@ -118,14 +114,34 @@ def read_grammar(tokenizer: Any, stop_ids: tuple[int, ...], parser_name: str | N
         think=think if think_end is not None else None,
         think_end=think_end if think is not None else None,
         tool=None if parser_name is None else _single_id(tokenizer, _TOOL_START[parser_name]),
-        read_calls=read_calls,
+        read_calls=partial(read_calls, tokenizer, parser_name),
     )
 
 
-def _parsed_call(parser_name: str | None, call: ParsedToolCall) -> ParsedCall:
+def read_calls(
+    tokenizer: Any, parser_name: str | None, ids: Sequence[int], tools: list[JsonObject]
+) -> tuple[ParsedCall, ...]:
+    """The calls in ids that begin with the first call's marker, in the format of ``parser_name``."""
+    if parser_name is None:
+        return ()
     if parser_name == "qwen3":
-        return json_call(call.raw, str(call.status))
-    return object_call(call.name, call.arguments, call.raw, str(call.status))
+        calls = get_tool_parser(parser_name, tokenizer).extract(list(ids))[1]
+        return tuple(json_call(call.raw, str(call.status)) for call in calls)
+    if parser_name == "qwen3.5":
+        # this format writes values without quotes: only the tools say which of them are strings
+        calls = parse_qwen35(
+            tokenizer,
+            list(ids),
+            stop_ids=set(),
+            think_id=-1,
+            think_end_id=-1,
+            tool_call_id=_single_id(tokenizer, "<tool_call>"),
+            tool_call_end_id=_single_id(tokenizer, "</tool_call>"),
+            tools=tools,
+        ).tool_calls
+    else:
+        calls = get_tool_parser(parser_name, tokenizer).extract(list(ids))[1]
+    return tuple(object_call(call.name, call.arguments, call.raw, str(call.status)) for call in calls)
 
 
 def _single_id(tokenizer: Any, text: str) -> int | None:

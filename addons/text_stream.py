@@ -23,6 +23,7 @@ from typing import Literal
 
 from dragoman.addons.messages import ReasoningDelta, TextDelta
 from dragoman.addons.tool_calls import ParsedCall
+from dragoman.store.records import JsonObject
 
 Delta = ReasoningDelta | TextDelta
 _REPLACEMENT = "�"
@@ -51,8 +52,8 @@ class Grammar:
     think_end: int | None
     tool: int | None
     """Id that opens the first tool call; ``None``: no tool calls are looked for."""
-    read_calls: Callable[[Sequence[int]], tuple[ParsedCall, ...]]
-    """The calls in ids that begin with ``tool``."""
+    read_calls: Callable[[Sequence[int], list[JsonObject]], tuple[ParsedCall, ...]]
+    """The calls in ids that begin with ``tool``; some formats need the tools to tell the type of an argument."""
 
     def opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
         """Whether the prompt ends inside reasoning, so that the reply begins there."""
@@ -173,13 +174,15 @@ class TextStream:
         grammar: Grammar,
         prompt_ids: Sequence[int],
         *,
+        tools: list[JsonObject] | None = None,
         stop: tuple[str, ...] = (),
         parse_whole: Callable[[Sequence[int]], ParsedReply] | None = None,
     ) -> None:
-        """``parse_whole``: how to parse all ids of a model whose format only its renderer knows; then nothing is
-        given out before the end. ``None``: the rules above hold.
+        """``tools``: those offered, as the template took them. ``parse_whole``: how to parse all ids of a model whose
+        format only its renderer knows; then nothing is given out before the end. ``None``: the rules above hold.
         """
         self._grammar = grammar
+        self._offered = tools or []
         self._stop = stop
         self._parse_whole = parse_whole
         self._state: Literal["lead", "reasoning", "text", "tools"]
@@ -285,7 +288,9 @@ class TextStream:
             self._tools = self._undecided
         deltas.append(ReasoningDelta(self._reasoning.close()))
         deltas.append(TextDelta(self._text.close()))
-        calls = self._grammar.read_calls(self._tools) if self._tools and self._stop_sequence() is None else ()
+        calls: tuple[ParsedCall, ...] = ()
+        if self._tools and self._stop_sequence() is None:
+            calls = self._grammar.read_calls(self._tools, self._offered)
         return ParsedReply(self._reasoning.text or None, self._text.text, calls)
 
     def _stop_sequence(self) -> str | None:

@@ -190,8 +190,9 @@ class TokenCodec:
         prompt = [int(token) for token in prompt_ids]
         if plain:
             return TextStream(replace(self.grammar, think=None, think_end=None, tool=None), prompt, stop=stop)
-        whole = None if self.streams else partial(self._parse_whole, prompt, template_tools(tools))
-        return TextStream(self.grammar, prompt, stop=stop, parse_whole=whole)
+        offered = template_tools(tools)
+        whole = None if self.streams else partial(self._parse_whole, prompt, offered)
+        return TextStream(self.grammar, prompt, tools=offered, stop=stop, parse_whole=whole)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -211,8 +212,8 @@ def _create_renderer(tokenizer: Any, name: str) -> Any:
         config = config_from_name(name)  # a ValueError lists the names
     try:
         return renderers.create_renderer(tokenizer, config)
-    except AssertionError as error:
-        raise ValueError(f"renderer {name!r} does not fit this model: {error}") from error
+    except Exception as error:  # a renderer that misses its tokens or files fails in its own way
+        raise ValueError(f"renderer {name!r} does not fit this model: {error!r}") from error
 
 
 def _render(

@@ -1,0 +1,105 @@
+import pytest
+
+from dragoman.addons.errors import Unsupported
+from dragoman.addons.messages import (
+    ImagePart,
+    Message,
+    ReasoningPart,
+    TextPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
+from dragoman.addons.template_messages import (
+    IMAGE_PLACEHOLDER,
+    TOOL_ERROR_PREFIX,
+    template_messages,
+    template_tools,
+)
+
+IMAGE = ImagePart("image/png", "aGk=")
+
+
+def test_order_and_roles_stay() -> None:
+    messages = (
+        Message("system", (TextPart("a"), TextPart(""), TextPart("b"))),
+        Message("user", (TextPart(" c\n"),)),
+        Message("system", (TextPart("d"),)),
+        Message("user", ()),
+    )
+    assert template_messages(messages) == [
+        {"role": "system", "content": "a\n\nb"},
+        {"role": "user", "content": " c\n"},
+        {"role": "system", "content": "d"},
+        {"role": "user", "content": ""},
+    ]
+
+
+def test_an_assistants_parts() -> None:
+    parts = (
+        ReasoningPart("hm", "sig"),
+        TextPart("Let me."),
+        ToolCallPart("c1", "f", '{"a": 1.0}'),
+        TextPart("And."),
+        ToolCallPart("c2", "g", '{"a": '),
+        ToolCallPart("c3", "h", "[1]"),
+    )
+    assert template_messages((Message("assistant", parts),)) == [
+        {
+            "role": "assistant",
+            "content": "Let me.\n\nAnd.",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1.0}}},
+                {"id": "c2", "type": "function", "function": {"name": "g", "arguments": '{"a": '}},
+                {"id": "c3", "type": "function", "function": {"name": "h", "arguments": "[1]"}},
+            ],
+        }
+    ]
+    assert template_messages((Message("assistant", (TextPart("x"),)),)) == [{"role": "assistant", "content": "x"}]
+
+
+def test_tool_results_come_before_the_text_beside_them() -> None:
+    messages = (
+        Message("assistant", (ToolCallPart("c1", "f", "{}"), ToolCallPart("c2", "g", "{}"))),
+        Message(
+            "user",
+            (
+                TextPart("first"),
+                ToolResultPart("c2", (TextPart("x"), IMAGE, TextPart("y"))),
+                ToolResultPart("c1", (TextPart("no such file"),), is_error=True),
+                TextPart("last"),
+            ),
+        ),
+        Message("tool", (ToolResultPart("unknown", ()),)),
+    )
+    assert template_messages(messages)[1:] == [
+        {"role": "tool", "tool_call_id": "c2", "name": "g", "content": f"x\n\n{IMAGE_PLACEHOLDER}\n\ny"},
+        {"role": "tool", "tool_call_id": "c1", "name": "f", "content": f"{TOOL_ERROR_PREFIX}no such file"},
+        {"role": "user", "content": "first\n\nlast"},
+        {"role": "tool", "tool_call_id": "unknown", "content": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("user", (TextPart("look"), IMAGE)),
+        Message("system", (IMAGE,)),
+        Message("assistant", (IMAGE,)),
+        Message("assistant", (ToolResultPart("c", ()),)),
+        Message("user", (ToolCallPart("c", "f", "{}"),)),
+        Message("system", (ReasoningPart("x"),)),
+    ],
+)
+def test_what_the_model_cannot_be_shown_is_refused(message: Message) -> None:
+    with pytest.raises(Unsupported) as raised:
+        template_messages((Message("user", (TextPart("x"),)), message))
+    assert raised.value.field == "messages[1]"
+
+
+def test_tools() -> None:
+    schema = {"type": "object", "properties": {}}
+    assert template_tools((Tool("f", "does", schema),)) == [
+        {"type": "function", "function": {"name": "f", "description": "does", "parameters": schema}}
+    ]
