@@ -36,7 +36,7 @@ def find_provider(
 
 def _dialect_of(headers: Mapping[str, str]) -> Provider:
     """Whose client sends such headers; OpenAI's where nothing tells, since its clients send none of their own."""
-    if "x-goog-api-key" in headers:
+    if "x-goog-api-client" in headers or "x-goog-api-key" in headers:  # keys do not come past the proxy
         return GOOGLE
     if "anthropic-version" in headers or "x-api-key" in headers:
         return ANTHROPIC

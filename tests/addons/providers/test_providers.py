@@ -27,6 +27,7 @@ CHAT = Route("generate", variant="chat")
         (None, "GET", "/v1/models/a%2Fb", {"x-api-key": "k"}, "anthropic", Route("model", model="a/b")),
         (None, "GET", "/v1/models/a/b", {}, "openai_chat", Route("model", model="a/b")),
         (None, "GET", "/v1/models", {"x-goog-api-key": "k"}, "google", Route("models")),
+        (None, "GET", "/v1/models", {"x-goog-api-client": "google-genai-sdk/3.6.1"}, "google", Route("models")),
         (None, "GET", "/v1/models/a%2Fb", {"x-goog-api-key": "k"}, "google", Route("model", model="a/b")),
         (None, "GET", "/v1beta/models", {}, "google", Route("models")),
         (None, "POST", "/v1/models/m:countTokens", {}, "google", Route("count_tokens", model="m", stream=False)),
