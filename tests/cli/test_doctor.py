@@ -175,6 +175,17 @@ def test_an_unwritable_database(state: Path, nobody: str) -> None:
     assert "--store" in store["remedy"]
 
 
+def test_a_database_that_can_be_read_only(store_url: str) -> None:
+    """PostgreSQL opens for a user who may only read, so only a real write finds out."""
+    assert check_store(store_url).ok is True
+    if store_url.startswith("sqlite"):
+        return  # its own case is test_an_unwritable_database
+    joined = "&" if "?" in store_url else "?"
+    check = check_store(f"{store_url}{joined}options=-c%20default_transaction_read_only%3Don")
+    assert check.ok is False
+    assert "read-only" in check.found
+
+
 def test_a_store_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("not a database" * 100)
     assert check_store(f"sqlite:///{tmp_path / 'text.db'}").ok is False

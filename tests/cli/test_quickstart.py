@@ -78,7 +78,8 @@ def test_a_missing_engine_ends_it_with_a_reason_and_nothing_left(
     monkeypatch.setattr(processes, "start", start)
     result = run("quickstart", "--engine", nobody)
     assert result.code == 1
-    assert "the gateway is not ready: it has not loaded the engine's model" in result.err
+    assert result.err.splitlines()[-1].startswith("  log: ")
+    assert "dragoman: the gateway is not ready: " in result.err
     (child,) = children
     assert not processes.group_alive(child.process.pid)
 

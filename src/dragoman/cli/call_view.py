@@ -115,6 +115,8 @@ def call_json(call: CallInfo, *, tokens: bool, messages: bool) -> JsonObject:
         "parent": outcome.parent_id,
         "shared_len": outcome.shared_len,
         "fork_reason": outcome.fork_reason,
+        "retry_of": outcome.retry_of,
+        "echo_changed": outcome.echo_changed,
         "sampling_asked": outcome.sampling_asked,
         "sampling_used": outcome.sampling_used,
         "constrained": outcome.constrained,
