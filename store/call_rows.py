@@ -85,7 +85,7 @@ def outcome_values(outcome: CallOutcome) -> Values:
             "fork_reason": _word(outcome.fork_reason, ForkReason, "fork_reason"),
             "echo_changed": _count(outcome.echo_changed, "echo_changed"),
             "retry_of": None if outcome.retry_of is None else _id(outcome.retry_of, "retry_of"),
-            "messages_kept": _count(outcome.messages_kept, "messages_kept"),
+            "messages_kept": _messages_kept(outcome),
             "finish_reason": _word(outcome.finish_reason, FinishReason, "finish_reason"),
             "first_token_at": _time(outcome.first_token_at, "first_token_at"),
             "engine_started_at": _time(outcome.engine_started_at, "engine_started_at"),
@@ -185,6 +185,12 @@ def _status(outcome: CallOutcome) -> str | None:
         if missing := [name for name, value in fields.items() if value is None]:
             raise ValueError(f"it was answered, but has no {' and no '.join(missing)}")
     return _word(outcome.status, CallStatus, "status")
+
+
+def _messages_kept(outcome: CallOutcome) -> int | None:
+    if outcome.messages_kept and outcome.parent_id is None:
+        raise ValueError(f"messages_kept is {outcome.messages_kept} without a parent_id")
+    return _count(outcome.messages_kept, "messages_kept")
 
 
 def _prompt(outcome: CallOutcome) -> Values:

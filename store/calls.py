@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import ColumnElement, Executable, Row, Table, bindparam, literal, select, update
+from sqlalchemy import ColumnElement, Executable, Row, Table, bindparam, func, literal, select, update
 from sqlalchemy.orm import Session, aliased
 
 from dragoman.store.call_rows import (
@@ -23,7 +23,7 @@ from dragoman.store.call_rows import (
 from dragoman.store.database import insert_new
 from dragoman.store.errors import CallNotFound, StoreError
 from dragoman.store.models import Call, Episode, StoredBlob, table_of
-from dragoman.store.packing import digest, pack_text, unpack_ids, unpack_text
+from dragoman.store.packing import DIGEST_LENGTH, digest, pack_text, unpack_ids, unpack_text
 from dragoman.store.records import CallArrival, CallInfo, CallOutcome, TokenIds
 
 CALLS: Table = table_of(Call)
@@ -48,6 +48,9 @@ _KNOWN_STATES = _select_where_in(
     *(CALLS.c[name] for name in ("row", "id", "episode_id", "status", "error_code", "finished_at")),
     *(CALLS.c[name] for name in ("prompt_len", "completion_len")),
     CALLS.c.prompt_ids.is_not(None).label("has_prompt"),
+    (func.coalesce(CALLS.c.messages_kept, 0) + func.coalesce(func.length(CALLS.c.messages), 0) // DIGEST_LENGTH).label(
+        "messages_count"
+    ),
 )
 _KNOWN_BLOBS = _select_where_in(BLOBS.c.digest, BLOBS.c.digest)
 _READ_BLOBS = _select_where_in(BLOBS.c.digest, BLOBS.c.digest, BLOBS.c.data)
@@ -104,7 +107,8 @@ def write_outcomes(session: Session, outcomes: Sequence[CallOutcome]) -> list[Va
             continue
         have.update(new_blobs)
         blobs += [{"digest": address, "data": data} for address, data in new_blobs.items()]
-        stored[outcome.id] |= {**values, "has_prompt": values["prompt_ids"] is not None}
+        count = outcome.messages_kept + len(outcome.messages)
+        stored[outcome.id] |= {**values, "has_prompt": values["prompt_ids"] is not None, "messages_count": count}
         rows.append({**values, "at_row": stored[outcome.id]["row"]})
     insert_new(session, BLOBS, blobs)
     if rows:
@@ -241,6 +245,11 @@ def _check_state(outcome: CallOutcome, stored: dict[str, Values]) -> bool:
             raise ValueError(
                 f"call {outcome.id!r}: shared_len is {outcome.shared_len}, but its parent {outcome.parent_id!r} "
                 f"has {length} tokens"
+            )
+        if outcome.messages_kept > parent["messages_count"]:
+            raise ValueError(
+                f"call {outcome.id!r}: messages_kept is {outcome.messages_kept}, but its parent {outcome.parent_id!r} "
+                f"has {parent['messages_count']} messages"
             )
     return True
 

@@ -107,6 +107,12 @@ def test_a_bad_arrival_is_refused(change: dict[str, Any], says: str) -> None:
         pytest.param({"prompt_len": None}, "prompt_len is None", id="no prompt length"),
         pytest.param({"parent_id": None}, "shared_len is 5 without a parent_id", id="no parent"),
         pytest.param({"parent_id": "c2"}, "its own parent", id="own parent"),
+        pytest.param(
+            {"parent_id": None, "shared_len": 0, "prompt_len": 2, "messages_kept": 1},
+            "messages_kept is 1 without a parent_id",
+            id="messages of no parent",
+        ),
+        pytest.param({"messages_kept": -1}, "messages_kept is -1", id="negative messages"),
         pytest.param({"parent_id": "x y"}, "parent_id 'x y' is not made of", id="parent id"),
         pytest.param({"shared_len": -1, "prompt_len": 1}, "shared_len is -1", id="negative shared"),
         pytest.param({"policy_spans": (PolicySpan("a", 0, 4),)}, "0..4 is out of order or outside 3", id="long span"),

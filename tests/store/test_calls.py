@@ -242,6 +242,7 @@ def test_bad_outcomes_do_not_stop_the_others(session: Session) -> None:
             answered("c3", [5], [6], parent_id="foreign"),
             answered("c4", [5], [6], parent_id="c5", shared_len=1),  # c5 is open: it has no stream yet
             answered("c5", [5], [6], messages=(blob("other"), wrong_digest)),
+            answered("c6", [5], [6], parent_id="c0", messages_kept=1),
             answered("c9", [5], [6]),
             ended,
             replace(answered("c6", [5], [6]), logprobs=np.array([np.nan], np.float32)),
@@ -254,6 +255,7 @@ def test_bad_outcomes_do_not_stop_the_others(session: Session) -> None:
         "call 'c3': its parent 'foreign' is not in its episode",
         "call 'c4': shared_len is 1, but its parent 'c5' has 0 tokens",
         f"call 'c5': digest {digest(b'good').hex()} does not belong to its data",
+        "call 'c6': messages_kept is 1, but its parent 'c0' has 0 messages",
         "call 'c9': it has not arrived",
         "call 'c0': it has already ended as 'answered'",
         "call 'c6': logprob 0 is nan; every logprob must be finite",
