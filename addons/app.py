@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -16,13 +17,16 @@ from starlette.routing import Mount, Route
 
 from dragoman.addons import call as rows
 from dragoman.addons import control, respond
+from dragoman.addons.blobs import message_blob, tools_blob
 from dragoman.addons.bodies import decode_body, read_json_object
 from dragoman.addons.call import Call
 from dragoman.addons.errors import DragomanError, NotFound
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.generation import Generation, Sampled
 from dragoman.addons.identity import Harness, new_id, read_credentials, read_harness
+from dragoman.addons.lineage import EpisodeLineage
 from dragoman.addons.messages import ReplyEvent, ReplyFinished, TextDelta
+from dragoman.addons.prompt import make_prompt, seed_of
 from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider
 from dragoman.addons.providers.base import Route as ProviderRoute
@@ -66,16 +70,28 @@ async def answer_call(
     recorder = gateway.recorder
     arrived = recorder.arrive(arrival)
     try:
-        call = await _prepare(gateway, request, provider, route, episode, arrival)
+        lineage = await gateway.lineage(episode.id)
+        call = await _prepare(gateway, request, provider, route, episode, arrival, lineage)
     except ClientDisconnect:
         await recorder.finish(rows.left_early(arrival, time.time()))
         return Response(status_code=499)
     except DragomanError as error:
         await recorder.finish(rows.refused(arrival, provider, error, time.time()))
         return respond.error_response(provider, error, arrival.id)
-    generation = _generation(gateway, call)
-    gateway.run(generation)
-    await arrived
+    if (running := gateway.find_retried(call)) is not None:
+        generation = running.generation
+        generation.attach()
+        await recorder.finish(rows.retried(arrival, running.call, time.time()))
+        call = replace(call, arrival=running.call.arrival)
+    else:
+        generation = _generation(gateway, call, lineage)
+        generation.attach()
+        gateway.run(call, generation)
+        try:
+            await arrived
+        except BaseException:
+            generation.detach(delivered=False)
+            raise
     if call.request.stream:
         return await respond.streamed(call, generation, gateway.settings)
     return await respond.whole(request, call, generation, gateway.settings)
@@ -88,25 +104,28 @@ async def _prepare(
     route: ProviderRoute,
     episode: EpisodeInfo,
     arrival: CallArrival,
+    lineage: EpisodeLineage,
 ) -> Call:
-    """Normalise, render and check; every 4xx is raised here."""
+    """Normalise, find what it continues, make the prompt and check; every 4xx is raised here."""
     chat = provider.parse_request(await _read_body(gateway, request), route)
     served = await gateway.model.get()
-    if chat.prompt is None:
-        prompt_ids = await asyncio.to_thread(served.codec.render, chat.messages, chat.tools)
-    else:
-        prompt_ids = await asyncio.to_thread(served.codec.plain_prompt, chat.prompt)
+    codec = served.codec
+    messages = tuple(message_blob(message) for message in chat.messages)
+    tools = tools_blob(chat.tools)
+    seed = seed_of(tools.digest if tools else None, codec.tokenizer_hash, codec.template_hash)
+    found = lineage.find(chat.messages, seed)
+    prompt = await asyncio.to_thread(make_prompt, codec, chat, found, gateway.settings.thinking)
     sampling = resolve_sampling(
         chat.sampling,
         episode.spec,
-        prompt_len=len(prompt_ids),
+        prompt_len=len(prompt.ids),
         context_len=served.info.max_model_len,
         max_reply_tokens=gateway.settings.max_reply_tokens,
     )
-    return Call(arrival, provider, chat, served, prompt_ids, sampling)
+    return Call(arrival, provider, chat, served, messages, tools, seed, found, prompt, sampling)
 
 
-def _generation(gateway: Gateway, call: Call) -> Generation:
+def _generation(gateway: Gateway, call: Call, lineage: EpisodeLineage) -> Generation:
     """The task that samples the reply, and what it does at its end."""
 
     async def answered(sampled: Sampled) -> tuple[ReplyEvent, ...]:
@@ -121,6 +140,7 @@ def _generation(gateway: Gateway, call: Call) -> Generation:
             show_completion=call.request.return_token_ids or call.request.top_logprobs is not None,
         )
         await gateway.recorder.finish(rows.answered(call, sampled, reply, time.time()))
+        lineage.add(call.node(sampled, reply))
         return (TextDelta(unsent), ReplyFinished(reply)) if unsent else (ReplyFinished(reply),)
 
     async def failed(error: DragomanError, sampled: Sampled) -> None:
@@ -137,17 +157,18 @@ def _generation(gateway: Gateway, call: Call) -> Generation:
         engine=gateway.engine,
         call_id=call.id,
         model=None,
-        prompt_ids=call.prompt_ids,
+        prompt_ids=call.prompt.ids,
         sampling=call.sampling,
         stop_ids=codec.stop_ids,
         structured=structured,
         text=codec.text_stream(
-            call.prompt_ids, request.tools, stop=call.sampling.stop, plain=request.prompt is not None
+            call.prompt.ids, request.tools, stop=call.sampling.stop, plain=request.prompt is not None
         ),
         grace=gateway.settings.grace,
         on_sampled=answered,
         on_failed=failed,
         on_aborted=aborted,
+        on_released=lambda: gateway.release(call.id),
     )
 
 

@@ -36,6 +36,31 @@ def _part(part: Part) -> JsonObject:
             return {"type": "tool_result", "id": call_id, "is_error": is_error, "parts": [_part(p) for p in parts]}
 
 
+def read_message(data: bytes) -> Message:
+    """The message of a ``message_blob`` or a ``reply_blob``. Raises ``ValueError`` when it is not one."""
+    try:
+        value = orjson.loads(data)
+        return Message(value["role"], tuple(_read_part(part) for part in value["parts"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is no stored message: {error!r}") from error
+
+
+def _read_part(part: JsonObject) -> Part:
+    match part["type"]:
+        case "text":
+            return TextPart(part["text"])
+        case "image":
+            return ImagePart(part["media_type"], part["data"], part["url"])
+        case "reasoning":
+            return ReasoningPart(part["text"], part["signature"])
+        case "tool_call":
+            return ToolCallPart(part["id"], part["name"], part["arguments"])
+        case "tool_result":
+            parts = tuple(p for p in map(_read_part, part["parts"]) if isinstance(p, TextPart | ImagePart))
+            return ToolResultPart(part["id"], parts, part["is_error"])
+    raise ValueError(f"this is no stored message: it has a part of type {part['type']!r}")
+
+
 def _blob(value: object) -> Blob:
     data = orjson.dumps(value)
     return Blob(hashlib.sha256(data).digest()[:16], data)

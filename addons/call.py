@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from dragoman.addons.blobs import message_blob, reply_blob, tools_blob
+from dragoman.addons.blobs import reply_blob
+from dragoman.addons.bridge import holds_reasoning
+from dragoman.addons.canonical import CANONICAL_VERSION, carried
 from dragoman.addons.errors import DragomanError
 from dragoman.addons.generation import Sampled
+from dragoman.addons.lineage import Found, Node, system_key
 from dragoman.addons.messages import ChatRequest, Reply, Sampling
+from dragoman.addons.prompt import Prompt
 from dragoman.addons.providers.base import Provider
 from dragoman.addons.served import Served
-from dragoman.store.records import CallArrival, CallOutcome, JsonObject, TokenIds
+from dragoman.store.records import Blob, CallArrival, CallOutcome, JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +23,12 @@ class Call:
     provider: Provider
     request: ChatRequest
     served: Served
-    prompt_ids: TokenIds
-    """The full prompt, shape (P,)."""
+    messages: tuple[Blob, ...]
+    """The request's messages as they are stored, in order."""
+    tools: Blob | None
+    seed: bytes
+    found: Found
+    prompt: Prompt
     sampling: Sampling
     """What is used, by the episode's sampling profile."""
 
@@ -31,6 +39,34 @@ class Call:
     @property
     def created(self) -> int:
         return int(self.arrival.arrived_at)
+
+    def repeats(self, earlier: "Call") -> bool:
+        """Whether this is the same request as ``earlier``, from the same thread of the same episode."""
+        mine, theirs = self.request, earlier.request
+        return (
+            self.arrival.episode_id == earlier.arrival.episode_id
+            and self.arrival.thread == earlier.arrival.thread
+            and self.found.key == earlier.found.key
+            and (mine.sampling, mine.tool_choice, mine.response_format, mine.prompt)
+            == (theirs.sampling, theirs.tool_choice, theirs.response_format, theirs.prompt)
+        )
+
+    def node(self, sampled: Sampled, reply: Reply) -> Node:
+        """This call as later ones may continue it."""
+        prompt = self.prompt
+        return Node(
+            call_id=self.id,
+            key=self.found.key,
+            seed=self.seed,
+            system=system_key(carried(self.request.messages)),
+            reply=reply.parts,
+            has_reasoning=prompt.has_reasoning or holds_reasoning(reply.parts),
+            parent=prompt.parent,
+            shared_len=prompt.shared_len,
+            prompt_ids=prompt.own_ids,
+            completion_ids=sampled.completion.completion_ids,
+            message_digests=tuple(blob.digest for blob in self.messages),
+        )
 
 
 def answered(call: Call, sampled: Sampled, reply: Reply, now: float) -> CallOutcome:
@@ -62,6 +98,18 @@ def aborted(call: Call, sampled: Sampled, now: float) -> CallOutcome:
     )
 
 
+def retried(arrival: CallArrival, original: Call, now: float) -> CallOutcome:
+    """The request came again after its client had gone: it is given the reply of ``original``, and samples nothing."""
+    return CallOutcome(
+        id=arrival.id,
+        status="answered",
+        http_status=200,
+        finished_at=now,
+        retry_of=original.id,
+        model=original.request.model,
+    )
+
+
 def refused(arrival: CallArrival, provider: Provider, error: DragomanError, now: float) -> CallOutcome:
     """The call never reached the engine: its own fault (4xx), or ours."""
     return CallOutcome(
@@ -88,7 +136,9 @@ def left_early(arrival: CallArrival, now: float) -> CallOutcome:
 
 def _outcome(call: Call, sampled: Sampled, now: float) -> CallOutcome:
     """Everything but how it ended."""
-    request, codec, completion = call.request, call.served.codec, sampled.completion
+    request, codec, completion, prompt = call.request, call.served.codec, sampled.completion, call.prompt
+    before = prompt.parent.message_digests if prompt.parent is not None else ()
+    kept = _same_start(before, tuple(blob.digest for blob in call.messages))
     return CallOutcome(
         id=call.id,
         status="failed",
@@ -96,13 +146,18 @@ def _outcome(call: Call, sampled: Sampled, now: float) -> CallOutcome:
         finished_at=now,
         model=request.model,
         stream=request.stream,
-        messages=tuple(message_blob(message) for message in request.messages),
-        tools=tools_blob(request.tools),
+        messages=call.messages[kept:],
+        messages_kept=kept,
+        tools=call.tools,
         sampling_asked=_sampling_json(request.sampling),
         sampling_used=_sampling_json(call.sampling),
         constrained=request.response_format is not None,
-        prompt_len=len(call.prompt_ids),
-        prompt_ids=call.prompt_ids,
+        parent_id=prompt.parent.call_id if prompt.parent is not None else None,
+        shared_len=prompt.shared_len,
+        fork_reason=prompt.fork_reason,
+        echo_changed=call.found.echo_changed,
+        prompt_len=len(prompt.ids),
+        prompt_ids=prompt.own_ids,
         completion_ids=completion.completion_ids,
         logprobs=completion.logprobs,
         policy_spans=completion.policy_spans,
@@ -110,7 +165,16 @@ def _outcome(call: Call, sampled: Sampled, now: float) -> CallOutcome:
         first_token_at=sampled.first_token_at,
         tokenizer_hash=codec.tokenizer_hash,
         template_hash=codec.template_hash,
+        canonical_version=CANONICAL_VERSION,
     )
+
+
+def _same_start(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
+    """How many items two tuples begin with in common."""
+    for at, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine != theirs:
+            return at
+    return min(len(one), len(other))
 
 
 def _sampling_json(sampling: Sampling) -> JsonObject:

@@ -137,7 +137,7 @@ def routes(gateway: "Gateway") -> list[Route]:
                 return episodes.end_episode(session, episode_id, end, reason=reason, now=time.time())
 
         episode = await asyncio.to_thread(write)
-        gateway.episodes.forget(episode_id)
+        gateway.forget(episode_id)
         return 200, episode_json(episode)
 
     async def set_reward(body: JsonObject, _: Hop, episode_id: str) -> tuple[int, JsonObject]:

@@ -7,20 +7,34 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from dragoman.addons.call import Call
 from dragoman.addons.engine import Engine
 from dragoman.addons.errors import Overloaded, Unauthorized
 from dragoman.addons.generation import Generation
 from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets
 from dragoman.addons.identity import EpisodeCache, check_usable, hash_token, new_id, new_token, read_credentials
+from dragoman.addons.lineage import EpisodeLineage
 from dragoman.addons.recorder import Recorder
+from dragoman.addons.restore import restore
 from dragoman.addons.served import ServedModel
 from dragoman.addons.settings import Settings
-from dragoman.store import episodes
+from dragoman.store import calls, episodes
 from dragoman.store.database import Database
 from dragoman.store.errors import StoreError
 from dragoman.store.records import EpisodeInfo, EpisodeSpec
 
 log = logging.getLogger("dragoman")
+
+
+LINEAGES_KEPT = 1000
+"""Episodes whose calls are kept in memory; others are read from the store again when they go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    call: Call
+    generation: Generation
+    task: asyncio.Task[None]
 
 
 @dataclass(slots=True)
@@ -35,14 +49,19 @@ class Gateway:
     engine: Engine = field(init=False)
     model: ServedModel = field(init=False)
     episodes: EpisodeCache = field(init=False)
-    running: dict[str, tuple[Generation, asyncio.Task[None]]] = field(default_factory=dict)
-    """Call id → what is being sampled for it."""
+    running: dict[str, Running] = field(default_factory=dict)
+    """Call id → what is being sampled for it, or was and has not reached its client."""
+    lineages: dict[str, EpisodeLineage] = field(default_factory=dict)
+    """Episode id → its answered calls; the one used last stands last."""
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened_by_itself: dict[str, str] = field(default_factory=dict)
     """Open mode only: harness session → token."""
 
     async def start(self) -> None:
-        """Open the store. Raises ``StoreError``."""
+        """Open the store and close the calls that a killed gateway left open. Raises ``StoreError``."""
         self.database = await asyncio.to_thread(Database.open, self.settings.store, fsync=self.settings.fsync)
+        if closed := await asyncio.to_thread(self._close_open_calls, time.time()):
+            log.warning("%d calls were open when the last gateway ended; they are now aborted", closed)
         self.recorder = Recorder(self.database)
         self.recorder.start()
         self.engine = Engine(self.settings.engine)
@@ -51,10 +70,10 @@ class Gateway:
 
     async def stop(self) -> None:
         """Stop sampling, record what there is, and close the store."""
-        for generation, _ in self.running.values():
-            generation.stop()
+        for running in list(self.running.values()):
+            running.generation.stop()
         if self.running:
-            await asyncio.wait([task for _, task in self.running.values()], timeout=10)
+            await asyncio.wait([running.task for running in self.running.values()], timeout=10)
         await self.recorder.close()
         await self.engine.close()
         self.database.close()
@@ -112,13 +131,55 @@ class Gateway:
                 session, spec, episode_id=new_id(12), token_hash=hash_token(token), now=now, expires_at=now + ttl
             )
 
-    def run(self, generation: Generation) -> None:
-        """Start a generation and keep it until it is done."""
+    async def lineage(self, episode_id: str) -> EpisodeLineage:
+        """The answered calls of an episode, from memory or from the store. Raises ``Overloaded`` without a store."""
+        lineage = self.lineages.pop(episode_id, None)
+        if lineage is None:
+            async with self._loading:
+                lineage = self.lineages.pop(episode_id, None)
+                if lineage is None:
+                    try:
+                        lineage = await asyncio.to_thread(self._restore, episode_id)
+                    except StoreError as error:
+                        raise Overloaded(f"the store cannot be used: {error}") from error
+        self.lineages[episode_id] = lineage
+        while len(self.lineages) > LINEAGES_KEPT:
+            del self.lineages[next(iter(self.lineages))]
+        return lineage
+
+    def _restore(self, episode_id: str) -> EpisodeLineage:
+        with self.database.session() as session:
+            return restore(calls.read_calls(session, episode_id))
+
+    def _close_open_calls(self, now: float) -> int:
+        with self.database.session() as session:
+            return calls.close_open_calls(session, started_before=now, now=now)
+
+    def forget(self, episode_id: str) -> None:
+        """An episode has ended: nothing more is answered in it."""
+        self.episodes.forget(episode_id)
+        self.lineages.pop(episode_id, None)
+
+    def find_retried(self, call: Call) -> Running | None:
+        """The generation that ``call`` asks for again, if its client has gone without the closing event.
+
+        While that client is still there, the same request is another sample.
+        """
+        for running in self.running.values():
+            generation = running.generation
+            if generation.clients == 0 and not generation.delivered and call.repeats(running.call):
+                return running
+        return None
+
+    def run(self, call: Call, generation: Generation) -> None:
+        """Start a generation and keep it until its client has got it, or nobody can want it any more."""
         task = generation.start()
-        self.running[generation.call_id] = generation, task
-        task.add_done_callback(lambda done: self._done(generation.call_id, done))
+        self.running[call.id] = Running(call, generation, task)
+        task.add_done_callback(lambda done: self._done(call.id, done))
+
+    def release(self, call_id: str) -> None:
+        self.running.pop(call_id, None)
 
     def _done(self, call_id: str, task: asyncio.Task[None]) -> None:
-        del self.running[call_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("call %s: the gateway failed", call_id, exc_info=error)

@@ -52,8 +52,12 @@ class Generation:
     """Makes the reply and records it as answered; returns the closing events once the record is durable."""
     on_failed: Callable[[DragomanError, Sampled], Awaitable[None]]
     on_aborted: Callable[[Sampled], Awaitable[None]]
+    on_released: Callable[[], None]
+    """Called once when nobody can want the events any more."""
     events: list[ReplyEvent] = field(default_factory=list)
     clients: int = 0
+    delivered: bool = False
+    """Whether a client has got the closing event."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _attached: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
@@ -82,15 +86,27 @@ class Generation:
             self._expiry.cancel()
             self._expiry = None
 
-    def detach(self) -> None:
-        """A client left. When it was the last one, stop after the grace period unless another comes."""
+    def detach(self, *, delivered: bool) -> None:
+        """A client left, with the closing event or without it.
+
+        When it was the last one and has not got it, generation goes on and the events are kept for the grace period:
+        the same request may come again.
+        """
         self.clients -= 1
-        if self.clients == 0 and not self.finished:
+        self.delivered |= delivered
+        if self.clients > 0:
+            return
+        if self.delivered:
+            self.on_released()
+        else:
             self._attached.clear()
             self._expiry = asyncio.get_running_loop().call_later(self.grace, self._expire)
 
     def _expire(self) -> None:
-        if self.clients == 0:
+        self._expiry = None
+        if self.finished:
+            self.on_released()
+        else:
             self.stop()
 
     def stop(self) -> None:
@@ -139,6 +155,9 @@ class Generation:
         except Exception as error:
             await self._fail(DragomanError(f"the gateway failed while answering: {error!r}"))
             raise
+        finally:
+            if self.clients == 0 and self._expiry is None:
+                self.on_released()
 
     async def _fail(self, error: DragomanError) -> None:
         _, parsed, stop_sequence = self.text.finish()

@@ -85,6 +85,7 @@ class Intercept:
         add("dragoman_model", str, "", "Folder or name of the tokenizer's model. Default: the engine's own.")
         add("dragoman_renderer", str, "auto", "Message renderer: auto, template, or a name of the renderers package.")
         add("dragoman_max_reply_tokens", int, 4096, "Cap on the tokens of one reply.")
+        add("dragoman_thinking", str, "template", "Earlier reasoning that the template drops: template, or keep.")
         add("dragoman_open", bool, False, "Open an episode by itself for traffic without a token (loopback only).")
         add("dragoman_egress", str, "block", "Hosts that are no provider: block, pass, or 'allow HOST…'.")
         add("dragoman_names", str, "", "Further host names under which harnesses reach this gateway, by spaces.")
@@ -99,6 +100,10 @@ class Intercept:
             word = ctx.options.dragoman_egress.split(" ", 1)[0]
             if word not in ("block", "pass", "allow"):
                 raise exceptions.OptionsError(f"dragoman_egress must be block, pass or 'allow HOST…', not {word!r}")
+        if "dragoman_thinking" in updated and ctx.options.dragoman_thinking not in ("template", "keep"):
+            raise exceptions.OptionsError(
+                f"dragoman_thinking must be template or keep, not {ctx.options.dragoman_thinking!r}"
+            )
         if "dragoman_max_reply_tokens" in updated and ctx.options.dragoman_max_reply_tokens < 1:
             raise exceptions.OptionsError("dragoman_max_reply_tokens must be at least 1")
         if ctx.options.dragoman_open and not _is_loopback(ctx.options.listen_host or ""):
@@ -114,6 +119,7 @@ class Intercept:
             engine=options.dragoman_engine,
             model=options.dragoman_model or None,
             renderer=options.dragoman_renderer,
+            thinking=options.dragoman_thinking,
             max_reply_tokens=options.dragoman_max_reply_tokens,
             open_mode=options.dragoman_open,
             fsync=options.dragoman_fsync,

@@ -44,6 +44,10 @@ class Node:
     message_digests: tuple[bytes, ...]
     """Of every message of the request as it was sent, in order."""
 
+    @property
+    def stream_len(self) -> int:
+        return self.shared_len + len(self.prompt_ids) + len(self.completion_ids)
+
     def stream(self) -> TokenIds:
         """Prompt and completion, shape (P + C,)."""
         return np.concatenate([self.prompt(), self.completion_ids])

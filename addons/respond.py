@@ -35,17 +35,17 @@ def error_response(provider: Provider, error: DragomanError, call_id: str | None
 
 
 async def streamed(call: Call, generation: Generation, settings: Settings) -> Response:
-    """Headers at once, then events as they come, with keep-alives."""
-    generation.attach()
+    """Headers at once, then events as they come, with keep-alives. The caller has attached to ``generation``."""
     events = await generation.next_events(0, FIRST_SIGN)
     if events and isinstance(events[0], ReplyFailed):
-        generation.detach()
+        generation.detach(delivered=True)
         return error_response(call.provider, to_dragoman_error(events[0].error), call.id)
     encoder = call.provider.encoder(call.request)
-    started = ReplyStarted(call.id, call.request.model, call.created, prompt_tokens=len(call.prompt_ids))
+    started = ReplyStarted(call.id, call.request.model, call.created, prompt_tokens=len(call.prompt.ids))
 
     async def body() -> AsyncIterator[bytes]:
         seen = 0
+        delivered = False
         try:
             yield encoder.encode(started)
             while True:
@@ -57,18 +57,21 @@ async def streamed(call: Call, generation: Generation, settings: Settings) -> Re
                 elif not events:
                     yield encoder.keep_alive()
                 if events and isinstance(events[-1], ReplyFinished | ReplyFailed):
+                    delivered = True
                     return
                 await generation.wait_finished(settings.coalesce)
         finally:
-            generation.detach()
+            generation.detach(delivered=delivered)
 
     media_type = "text/event-stream" if call.request.stream_form == "sse" else "application/json"
     return StreamingResponse(body(), media_type=media_type, headers={"cache-control": "no-cache"})
 
 
 async def whole(request: Request, call: Call, generation: Generation, settings: Settings) -> Response:
-    """One JSON body. After ``patience`` seconds the headers go out, and white space until the body is there."""
-    generation.attach()
+    """One JSON body. After ``patience`` seconds the headers go out, and white space until the body is there.
+
+    The caller has attached to ``generation``.
+    """
     left = asyncio.create_task(_until_left(request))
     waiting = asyncio.create_task(generation.wait_finished(settings.patience))
     await asyncio.wait((left, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -76,20 +79,22 @@ async def whole(request: Request, call: Call, generation: Generation, settings: 
     left.cancel()
     waiting.cancel()
     if generation.finished or gone:
-        generation.detach()
+        generation.detach(delivered=not gone)
     if generation.finished:
         return _rendered(call, generation)
     if gone:
         return Response(status_code=499)
 
     async def late() -> AsyncIterator[bytes]:
+        delivered = False
         try:
             yield b" "
             while not await generation.wait_finished(settings.keep_alive):
                 yield b" "
             yield bytes(_rendered(call, generation).body)
+            delivered = True
         finally:
-            generation.detach()
+            generation.detach(delivered=delivered)
 
     return StreamingResponse(late(), media_type="application/json")
 

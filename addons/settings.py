@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dragoman.addons.bridge import Thinking
 from dragoman.home import DEFAULT_ENGINE
 
 
@@ -15,6 +16,8 @@ class Settings:
     model: str | None = None
     """Folder or name of the tokenizer's model; ``None``: the engine's own (``root`` of its /v1/models)."""
     renderer: str = "auto"
+    thinking: Thinking = "template"
+    """Whether earlier reasoning that the template drops is dropped (a fork), or kept as it was sampled."""
     max_reply_tokens: int = 4096
     open_mode: bool = False
     """Open an episode by itself for traffic without a credential (loopback only; for a person trying a tool)."""

@@ -79,6 +79,7 @@ class Scene:
             on_sampled=self.answered,
             on_failed=self.failed,
             on_aborted=self.aborted,
+            on_released=lambda: self.log.append("released"),
         )
 
     async def answered(self, sampled: Sampled) -> tuple[ReplyFinished]:
@@ -159,9 +160,9 @@ async def test_without_a_client_it_stops_after_the_grace_period_and_records_what
     task = scene.generation.start()
     scene.engine.steps.put_nowait(chunk(ord("h")))
     await scene.generation.next_events(0, 5)
-    scene.generation.detach()
+    scene.generation.detach(delivered=False)
     await asyncio.wait([task])
-    assert scene.log == ["aborted"]
+    assert scene.log == ["aborted", "released"]
     assert scene.sampled[0].completion.completion_ids.tolist() == [ord("h")]
     assert scene.sampled[0].completion.finish_reason == "abort"
     assert scene.engine.closed.is_set()
@@ -173,7 +174,7 @@ async def test_a_client_that_comes_back_in_time_gets_everything_from_the_first_e
     task = scene.generation.start()
     scene.engine.steps.put_nowait(chunk(ord("h")))
     await scene.generation.next_events(0, 5)
-    scene.generation.detach()
+    scene.generation.detach(delivered=False)
     scene.engine.steps.put_nowait(chunk(ord("i"), finish="stop"))
     await scene.engine.closed.wait()
     await asyncio.sleep(0)
@@ -183,6 +184,30 @@ async def test_a_client_that_comes_back_in_time_gets_everything_from_the_first_e
     assert scene.log == ["commit begins", "committed"]
     events = await scene.generation.next_events(0, 5)
     assert events[:2] == [TextDelta("h"), TextDelta("i")]
+
+
+async def test_it_is_released_once_the_closing_event_was_delivered() -> None:
+    scene = Scene()
+    scene.generation.attach()
+    task = scene.generation.start()
+    scene.engine.steps.put_nowait(chunk(ord("h"), finish="stop"))
+    await task
+    assert "released" not in scene.log
+    scene.generation.detach(delivered=True)
+    assert scene.log[-1] == "released"
+
+
+async def test_an_undelivered_reply_is_kept_for_the_grace_period_only() -> None:
+    scene = Scene(grace=0.01)
+    scene.generation.attach()
+    task = scene.generation.start()
+    scene.engine.steps.put_nowait(chunk(ord("h"), finish="stop"))
+    await task
+    scene.generation.detach(delivered=False)
+    assert "released" not in scene.log
+    while "released" not in scene.log:
+        await asyncio.sleep(0)
+    assert scene.log.count("released") == 1
 
 
 async def test_a_stop_during_the_commit_lets_it_end() -> None:
