@@ -135,15 +135,15 @@ class EpisodeLineage:
         return max(states, key=lambda state: state.position)
 
     def _named(self, message: Message) -> set[str]:
-        """Calls of this episode whose ids stand in the message's tool-call ids."""
-        found = {call_id for text in echoed_call_ids(message) for call_id in _CALL_ID.findall(text)}
-        return found & self.nodes.keys()
+        """The call ids that stand in the message's tool-call ids, whether they are of this episode or not."""
+        return {call_id for text in echoed_call_ids(message) for call_id in _CALL_ID.findall(text)}
 
     def _explain(self, said: Sequence[Message], position: int, seed: bytes) -> tuple[Node | None, ForkReason]:
         """Why the first assistant message behind the parent is no exact echo, and which call it comes from."""
         at = next(at for at in range(position, len(said)) if said[at].role == "assistant")
         named = self._named(said[at])
-        origin = next((self.nodes[call_id] for call_id in named), None) or self._same_words(said[at])
+        ours = [self.nodes[call_id] for call_id in named if call_id in self.nodes]
+        origin = ours[0] if ours else self._same_words(said[at]) if not named else None
         if origin is None:
             return None, "unknown_parent"
         if origin.seed != seed:
