@@ -39,9 +39,6 @@ def test_every_build_is_the_same(tmp_path: Path) -> None:
 def test_the_tokenizer() -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder())
     assert len(tokenizer) == tiny_model.TINY_VOCABULARY
-    assert (
-        tokenizer.all_special_tokens == ["<|im_end|>", "<|endoftext|>"] or "<|im_end|>" in tokenizer.all_special_tokens
-    )
     for marker in MARKERS:
         assert len(tokenizer.encode(marker)) == 1
         assert tokenizer.decode(tokenizer.encode(marker), skip_special_tokens=True) == marker
