@@ -32,7 +32,7 @@ from dragoman.addons.identity import KEY_PREFIX, environments, new_token
 from dragoman.certs.trust import trust_environment
 from dragoman.home import state_folder
 from dragoman.store import episodes
-from dragoman.store.errors import EpisodeEnded, EpisodeNotFound, StoreError
+from dragoman.store.errors import EpisodeEnded, EpisodeNotFound, GroupMismatch, StoreError
 from dragoman.store.records import EpisodeEnd, EpisodeInfo, EpisodeSpec, JsonObject, SamplingProfile
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def routes(gateway: "Gateway") -> list[Route]:
 
     async def get_episode(_: JsonObject, __: Hop, episode_id: str) -> tuple[int, JsonObject]:
         def read() -> EpisodeInfo:
-            with gateway.database.session() as session:
+            with gateway.database.reading() as session:
                 return episodes.get_episode(session, episode_id)
 
         return 200, episode_json(await asyncio.to_thread(read))
@@ -195,10 +195,12 @@ def routes(gateway: "Gateway") -> list[Route]:
                 return _error(error)
             except EpisodeNotFound as error:
                 return _error(NotFound(str(error)))
-            except EpisodeEnded as error:
+            except (EpisodeEnded, GroupMismatch) as error:
                 return _error(Conflict(str(error)))
             except StoreError as error:
                 return _error(Overloaded(str(error)))
+            except ValueError as error:
+                return _error(InvalidRequest(str(error)))
             return Response(orjson.dumps(answer), status_code, media_type="application/json")
 
         return respond

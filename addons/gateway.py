@@ -26,6 +26,8 @@ from dragoman.store.records import EpisodeInfo, EpisodeSpec
 log = logging.getLogger("dragoman")
 
 
+DEADLINES_EVERY = 10.0
+"""Seconds between looks at the deadlines of groups."""
 LINEAGES_KEPT = 1000
 """Episodes whose calls are kept in memory; others are read from the store again when they go on."""
 
@@ -53,6 +55,7 @@ class Gateway:
     """Call id → what is being sampled for it, or was and has not reached its client."""
     lineages: dict[str, EpisodeLineage] = field(default_factory=dict)
     """Episode id → its answered calls; the one used last stands last."""
+    _deadlines: asyncio.Task[None] = field(init=False)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened_by_itself: dict[str, str] = field(default_factory=dict)
     """Open mode only: harness session → token."""
@@ -67,9 +70,11 @@ class Gateway:
         self.engine = Engine(self.settings.engine)
         self.model = ServedModel(self.engine, self.settings)
         self.episodes = EpisodeCache(self._find_episode)
+        self._deadlines = asyncio.create_task(self._watch_deadlines(), name="deadlines of groups")
 
     async def stop(self) -> None:
         """Stop sampling, record what there is, and close the store."""
+        self._deadlines.cancel()
         for running in list(self.running.values()):
             running.generation.stop()
         if self.running:
@@ -78,8 +83,23 @@ class Gateway:
         await self.engine.close()
         self.database.close()
 
-    def _find_episode(self, digest: str) -> EpisodeInfo | None:
+    async def _watch_deadlines(self) -> None:
+        """Abandon what is missing from groups past their deadline, so that a crashed runner never blocks a trainer."""
+        while True:
+            try:
+                for episode_id in await asyncio.to_thread(self._abandon_overdue, time.time()):
+                    log.warning("episode %s was abandoned: its group's deadline has passed", episode_id)
+                    self.forget(episode_id)
+            except StoreError as error:
+                log.warning("deadlines of groups could not be checked: %s", error)
+            await asyncio.sleep(DEADLINES_EVERY)
+
+    def _abandon_overdue(self, now: float) -> list[str]:
         with self.database.session() as session:
+            return episodes.abandon_overdue_groups(session, now)
+
+    def _find_episode(self, digest: str) -> EpisodeInfo | None:
+        with self.database.reading() as session:
             return episodes.find_by_token(session, digest)
 
     def hop(self, request: Request) -> Hop:
@@ -148,7 +168,7 @@ class Gateway:
         return lineage
 
     def _restore(self, episode_id: str) -> EpisodeLineage:
-        with self.database.session() as session:
+        with self.database.reading() as session:
             return restore(calls.read_calls(session, episode_id))
 
     def _close_open_calls(self, now: float) -> int:

@@ -1,5 +1,6 @@
 """The control API through the app; and the reading of what an operator asks, as a pure function."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ async def test_an_episodes_whole_life(tmp_path: Path) -> None:
         ("POST", "/episodes/none/reward", {"reward": 1}, 404),
         ("GET", "/episodes/none", None, 404),
         ("GET", "/nothing", None, 404),
+        ("POST", "/episodes", {"expected": 2}, 400),
         ("POST", "/episodes/ID/end", {"end": "finished"}, 400),
         ("POST", "/episodes/ID/end", {"end": []}, 400),
         ("POST", "/episodes/ID/reward", {}, 400),
@@ -117,6 +119,26 @@ async def test_only_the_operator_may(tmp_path: Path, key: str, method: str, path
         assert status == 401
         status, read = await ask(served, "GET", f"/episodes/{served.episode_id}")
         assert (read["end"], read["reward"]) == (None, None)
+
+
+async def test_a_group_has_one_size(tmp_path: Path) -> None:
+    async with serve(tmp_path, NO_ENGINE) as served:
+        group = {"task": "t", "group": "g"}
+        assert (await ask(served, "POST", "/episodes", {**group, "expected": 2}))[0] == 201
+        status, answer = await ask(served, "POST", "/episodes", {**group, "expected": 3})
+        assert (status, answer["error"]["code"]) == (409, "conflict")
+
+
+async def test_an_episode_past_its_groups_deadline_is_abandoned_by_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.addons.gateway.DEADLINES_EVERY", 0.02)
+    async with serve(tmp_path, NO_ENGINE) as served:
+        body = {"task": "t", "group": "g", "expected": 1, "deadline_seconds": 0.05}
+        _, opened = await ask(served, "POST", "/episodes", body)
+        while (await ask(served, "GET", f"/episodes/{opened['id']}"))[1]["end"] is None:
+            await asyncio.sleep(0.01)
+        assert (await ask(served, "GET", f"/episodes/{opened['id']}"))[1]["end"] == "abandoned"
 
 
 async def test_status_works_without_an_engine(tmp_path: Path) -> None:
