@@ -189,6 +189,18 @@ def test_calls_without_ids_get_ours_back_from_the_signature() -> None:
     assert answered(user("x"), *history) == [ours[2], ours[0], ours[1], ours[3]]
 
 
+def test_two_replies_that_follow_each_other_keep_their_own_ids() -> None:
+    other = issue_signature("b" * 20)
+    turns = [model(call("ls", thoughtSignature=SIGNATURE), call("ls")), model(call("ls", thoughtSignature=other))]
+    assert call_ids(user("x"), *turns) == [
+        f"{TOOL_CALL_PREFIX}{id}" for id in (f"{OURS}_0", f"{OURS}_1", f"{'b' * 20}_0")
+    ]
+
+
+def test_an_id_used_again_is_answered_again() -> None:
+    assert answered(user("x"), *[model(call("ls", "1")), user(result("ls"))] * 2) == ["1", "1"]
+
+
 def test_calls_of_others_without_ids_are_told_apart_by_name_and_order() -> None:
     history = [
         model(call("ls", thoughtSignature=FOREIGN), call("cat"), call("ls")),

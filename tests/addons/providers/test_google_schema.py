@@ -35,7 +35,7 @@ def test_googles_own_form() -> None:
     schema = {
         "type": "OBJECT",
         "properties": {
-            "first_name": {"type": "STRING", "nullable": True, "min_length": "3", "maxLength": "many"},
+            "first_name": {"type": "STRING", "nullable": True, "min_length": "3", "maxLength": "9" * 5000},
             "any_of": {"any_of": [{"type": "STRING", "nullable": False}, {"nullable": True}]},
         },
         "property_ordering": ["first_name", "any_of"],
@@ -45,7 +45,7 @@ def test_googles_own_form() -> None:
     assert to_json_schema(schema, googles_own=True) == {
         "type": "object",
         "properties": {
-            "first_name": {"type": ["string", "null"], "minLength": 3, "maxLength": "many"},
+            "first_name": {"type": ["string", "null"], "minLength": 3, "maxLength": "9" * 5000},
             "any_of": {"anyOf": [{"type": "string"}, {"nullable": True}]},
         },
         "propertyOrdering": ["first_name", "any_of"],
