@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli import doctor, engine, episode, episodes, quickstart, serve, show
+from dragoman.cli import doctor, engine, episode, episodes, ledger, quickstart, serve, show
 from dragoman.cli.output import Failure
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ app.command()(doctor.doctor)
 app.add_typer(episode.app, name="episode")
 app.command()(episodes.episodes)
 app.command()(show.show)
+app.command()(ledger.ledger)
 
 
 def main(arguments: list[str] | None = None) -> None:

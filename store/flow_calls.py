@@ -1,0 +1,80 @@
+"""The calls that a proxy saw, held against the calls that are stored. Pure.
+
+A saved flow says nothing of the store, so each can find the other wrong. They meet at the call id that a reply carries:
+in every whole and streamed reply, and in Anthropic's errors. The errors of the other dialects carry none, and a client
+may leave before a reply has begun: such flows are matched with what is left by path and status.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dragoman.store.call_facts import CallFacts
+
+# The quotes are bare: inside a string of the reply they would follow a backslash, so no text that was sampled matches.
+_REPLY_ID = re.compile(
+    rb'"(?:id"\s*:\s*"(?:msg|chatcmpl|cmpl|resp)[-_]|request_id"\s*:\s*"req_|responseId"\s*:\s*")([a-z0-9]{20})[_"]'
+)
+NO_CALL = frozenset({401, 403, 404, 407})
+"""Statuses of requests that never became calls: their credentials or paths were wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCall:
+    """A request on a generation route, as a proxy saw it."""
+
+    path: str
+    """Without query and credentials."""
+    started_at: float
+    """Unix seconds at which the request began."""
+    status: int | None
+    """``None``: the client left before the reply began."""
+    call_id: str | None
+    """The id in the reply; ``None``: it names none."""
+
+
+def find_call_id(reply: bytes) -> str | None:
+    """The id of the call that a reply answers, whole or streamed, in any dialect."""
+    match = _REPLY_ID.search(reply)
+    return match[1].decode() if match else None
+
+
+def compare_with_flows(calls: Sequence[CallFacts], flows: Sequence[FlowCall]) -> tuple[str, ...]:
+    """What one side has and the other has not, one sentence each; empty when they agree.
+
+    ``calls``: everything that arrived since the first flow began. Every flow must be a stored call, and every stored
+    call that was answered must be a flow. A retry's reply names the call that it was first sampled for; that id may
+    stand in as many flows as there are calls with this reply.
+    """
+    left: dict[str, list[CallFacts]] = defaultdict(list)
+    for call in calls:
+        left[call.retry_of or call.id].append(call)
+    problems: list[str] = []
+    nameless: list[FlowCall] = []
+    for flow in flows:
+        if flow.call_id is None:
+            nameless.append(flow)
+        elif flow.call_id not in left:
+            problems.append(f"{_say(flow)} was answered as call {flow.call_id!r}, which is not stored")
+        elif not left[flow.call_id]:
+            problems.append(f"{_say(flow)} has the reply of call {flow.call_id!r} once more than is stored")
+        else:
+            # A flow with a status is rather the call with this status.
+            fits = [call for call in left[flow.call_id] if call.http_status == flow.status]
+            left[flow.call_id].remove((fits or left[flow.call_id])[0])
+    rest = [call for remaining in left.values() for call in remaining]
+    nameless.sort(key=lambda flow: flow.status is None)  # those that could be any call come last
+    for flow in nameless:
+        same = [call for call in rest if call.path == flow.path and flow.status in (None, call.http_status)]
+        if same:
+            rest.remove(same[0])
+        elif flow.status not in NO_CALL:
+            problems.append(f"{_say(flow)} is not stored")
+    problems += [f"call {call.id!r} was answered, but is in no flow" for call in rest if call.status == "answered"]
+    return tuple(problems)
+
+
+def _say(flow: FlowCall) -> str:
+    ended = "without a reply" if flow.status is None else f"with status {flow.status}"
+    return f"a flow of {flow.path} {ended}"
