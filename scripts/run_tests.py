@@ -1,10 +1,12 @@
 """Run the tests in both environments and sum up: ``make test``. Arguments go to pytest.
 
-``.venv`` runs everything but ``tests/trainer``; ``.venv-engine`` (an older Python, with torch) runs the trainer's
-tests and the store's once more, since both must work there. The last line counts both; the exit code is 1 when a
-test failed, an environment ran none, or pytest itself did not end well.
+``.venv`` runs all files but those that import torch. ``.venv-engine`` (an older Python, without mitmproxy) runs those,
+and once more the tests of the store and the trainer that do not import the gateway, since both packages must work
+there. The last line counts both; the exit code is 1 when a test failed, an environment ran none, or pytest itself
+did not end well.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,10 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5
-RUNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (".venv", ("tests", "--ignore=tests/trainer")),
-    (".venv-engine", ("tests/trainer", "tests/store")),
-)
+GATEWAY, ENGINE = ".venv", ".venv-engine"
+NEEDS_TORCH = re.compile(r"^\s*(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
+NEEDS_GATEWAY = re.compile(r"^\s*(import|from) (dragoman\.addons|tests\.gateway)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,22 @@ def read_counts(report: Path) -> Counts:
     return total
 
 
-def run(environment: str, paths: tuple[str, ...], arguments: list[str], report: Path) -> tuple[Counts, int]:
-    print(f"=== {environment}: pytest {' '.join([*paths, *arguments])}", flush=True)
+def plan() -> dict[str, list[str]]:
+    """Environment → what pytest is told to run there."""
+    tests = ROOT / "tests"
+    torch = [path for path in sorted(tests.rglob("test_*.py")) if NEEDS_TORCH.search(path.read_text())]
+    both = [path for name in ("store", "trainer") for path in sorted((tests / name).rglob("test_*.py"))]
+    engine = [path for path in both if path not in torch and not NEEDS_GATEWAY.search(path.read_text())]
+    return {
+        GATEWAY: ["tests", *(f"--ignore={path.relative_to(ROOT)}" for path in torch)],
+        ENGINE: [str(path.relative_to(ROOT)) for path in sorted([*torch, *engine])],
+    }
+
+
+def run(environment: str, selection: list[str], arguments: list[str], report: Path) -> tuple[Counts, int]:
+    print(f"=== {environment}: pytest {' '.join([*selection, *arguments])}", flush=True)
     python = ROOT / environment / "bin" / "python"
-    command = [str(python), "-m", "pytest", *paths, f"--junitxml={report}", *arguments]
+    command = [str(python), "-m", "pytest", *selection, f"--junitxml={report}", *arguments]
     code = subprocess.run(command, cwd=ROOT).returncode
     return read_counts(report), code
 
@@ -60,8 +73,8 @@ def main(arguments: list[str]) -> int:
     total = Counts()
     codes = []
     with tempfile.TemporaryDirectory() as folder:
-        for environment, paths in RUNS:
-            counts, code = run(environment, paths, arguments, Path(folder) / f"{environment}.xml")
+        for environment, selection in plan().items():
+            counts, code = run(environment, selection, arguments, Path(folder) / f"{environment}.xml")
             total += counts
             # With a selection (-k, -m) one environment may well have nothing to run.
             codes.append(0 if code == NO_TESTS and arguments else code)
