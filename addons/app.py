@@ -20,12 +20,13 @@ from dragoman.addons import control, respond
 from dragoman.addons.blobs import message_blob, tools_blob
 from dragoman.addons.bodies import decode_body, read_json_object
 from dragoman.addons.call import Call
+from dragoman.addons.classify import classify
 from dragoman.addons.errors import DragomanError, NotFound
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.generation import Generation, Sampled
 from dragoman.addons.identity import Harness, new_id, read_credentials, read_harness
 from dragoman.addons.lineage import EpisodeLineage
-from dragoman.addons.messages import ReplyEvent, ReplyFinished, TextDelta
+from dragoman.addons.messages import ChatRequest, ReplyEvent, ReplyFinished, TextDelta
 from dragoman.addons.prompt import make_prompt, seed_of
 from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider
@@ -33,7 +34,11 @@ from dragoman.addons.providers.base import Route as ProviderRoute
 from dragoman.addons.providers.side import find_side_answer
 from dragoman.addons.reply import build_reply
 from dragoman.addons.sampling import resolve_sampling
-from dragoman.store.records import CallArrival, EpisodeInfo, JsonObject
+from dragoman.store.records import CallArrival, EpisodeInfo
+
+
+LARGE_BODY = 1024 * 1024
+"""Bytes from which a body is parsed off the event loop."""
 
 
 async def handle(gateway: Gateway, request: Request) -> Response:
@@ -52,8 +57,7 @@ async def handle(gateway: Gateway, request: Request) -> Response:
         episode = await gateway.identify(hop, harness.thread)
         if route.kind != "generate":
             return await _answer_without_sampling(gateway, request, provider, route)
-        arrival = _arrival(provider, path, episode, harness)
-        return await answer_call(gateway, request, provider, route, episode, arrival)
+        return await answer_call(gateway, request, provider, route, episode, harness, path)
     except DragomanError as error:
         return respond.error_response(provider, error, None)
 
@@ -64,18 +68,25 @@ async def answer_call(
     provider: Provider,
     route: ProviderRoute,
     episode: EpisodeInfo,
-    arrival: CallArrival,
+    harness: Harness,
+    path: str,
 ) -> Response:
     """A call, from its arrival row to the first byte of its reply."""
     recorder = gateway.recorder
-    arrived = recorder.arrive(arrival)
+    arrival = _arrival(provider, path, episode, harness)
+    arrived: asyncio.Future[None] | None = None
     try:
+        chat = await _parse(provider, await _read_body(gateway, request), route)
+        arrival = replace(arrival, kind=classify(harness, chat))
+        arrived = recorder.arrive(arrival)
         lineage = await gateway.lineage(episode.id)
-        call = await _prepare(gateway, request, provider, route, episode, arrival, lineage)
-    except ClientDisconnect:
-        await recorder.finish(rows.left_early(arrival, time.time()))
-        return Response(status_code=499)
-    except DragomanError as error:
+        call = await _prepare(gateway, provider, chat, episode, arrival, lineage)
+    except (ClientDisconnect, DragomanError) as error:
+        if arrived is None:
+            recorder.arrive(arrival)
+        if isinstance(error, ClientDisconnect):
+            await recorder.finish(rows.left_early(arrival, time.time()))
+            return Response(status_code=499)
         await recorder.finish(rows.refused(arrival, provider, error, time.time()))
         return respond.error_response(provider, error, arrival.id)
     if (running := gateway.find_retried(call)) is not None:
@@ -99,15 +110,13 @@ async def answer_call(
 
 async def _prepare(
     gateway: Gateway,
-    request: Request,
     provider: Provider,
-    route: ProviderRoute,
+    chat: ChatRequest,
     episode: EpisodeInfo,
     arrival: CallArrival,
     lineage: EpisodeLineage,
 ) -> Call:
-    """Normalise, find what it continues, make the prompt and check; every 4xx is raised here."""
-    chat = provider.parse_request(await _read_body(gateway, request), route)
+    """Find what the request continues, make the prompt, and check it; with the parser every 4xx is raised here."""
     served = await gateway.model.get()
     codec = served.codec
     messages = tuple(message_blob(message) for message in chat.messages)
@@ -182,14 +191,21 @@ async def _answer_without_sampling(
         return respond.json_response(provider.render_models([served.info.model], created))
     if route.kind == "model":
         return respond.json_response(provider.render_model(route.model or served.info.model, created))
-    chat = provider.parse_request(await _read_body(gateway, request), route)
+    chat = await _parse(provider, await _read_body(gateway, request), route)
     prompt_ids = await asyncio.to_thread(served.codec.render, chat.messages, chat.tools)
     return respond.json_response(provider.render_count(len(prompt_ids)))
 
 
-async def _read_body(gateway: Gateway, request: Request) -> JsonObject:
+async def _read_body(gateway: Gateway, request: Request) -> bytes:
     raw = await request.body()
-    return read_json_object(decode_body(raw, request.headers.get("content-encoding"), gateway.settings.request_limit))
+    return decode_body(raw, request.headers.get("content-encoding"), gateway.settings.request_limit)
+
+
+async def _parse(provider: Provider, body: bytes, route: ProviderRoute) -> ChatRequest:
+    """Normalise a body; a large one in a thread, so that one client's huge request does not stop the others."""
+    if len(body) < LARGE_BODY:
+        return provider.parse_request(read_json_object(body), route)
+    return await asyncio.to_thread(lambda: provider.parse_request(read_json_object(body), route))
 
 
 def _arrival(provider: Provider, path: str, episode: EpisodeInfo, harness: Harness) -> CallArrival:

@@ -135,7 +135,9 @@ _AGENTS = {
     "codex_exec": "codex",
     "codex_cli_rs": "codex",
     "codex-cli": "codex",
+    "codex-mcp-client": "codex",
     "geminicli": "gemini",
+    "geminicli-tui": "gemini",
     "qwencode": "qwen",
     "opencode": "opencode",
     "pi": "pi",
@@ -155,14 +157,18 @@ _SUBAGENT = ("x-claude-code-agent-id", "x-codex-parent-thread-id", "x-openai-sub
 def read_harness(headers: Mapping[str, str]) -> Harness:
     """Name, version, thread and kind of the caller, from lower-case headers alone."""
     agent = headers.get("user-agent", "").split(" ", 1)[0]
-    product, _, version = agent.partition("/")
+    product, version, *_ = [*agent.split("/"), ""]
     name = _AGENTS.get(product.lower())
     thread = next((headers[header] for header in _THREADS if headers.get(header)), None)
     kind: CallKind = "main"
     if any(headers.get(header) for header in _SUBAGENT):
         kind = "subagent"
+    elif headers.get("x-claude-1p-request-class") == "summary-extraction":
+        kind = "compaction"
     elif headers.get("x-claude-code-request-class") == "auxiliary":
         kind = "side"
+    elif '"request_kind":"compaction"' in headers.get("x-codex-turn-metadata", "").replace(" ", ""):
+        kind = "compaction"
     return Harness(name=name, version=(version or None) if name else None, thread=thread, kind=kind)
 
 

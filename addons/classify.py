@@ -1,0 +1,74 @@
+"""Which calls are the agent's own, and which are made beside it: titles, routers, probes, summaries. Pure.
+
+Rules of this module: one table, the first rule that holds decides, and each names its evidence (HARNESSES.md §3 and §4,
+and the recorded requests). A harness's own headers go first (``identity.read_harness``). A rule names the harness whose
+requests it was read from, since the same shape can be another one's main loop: aider's has no tools at all.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dragoman.addons.identity import Harness
+from dragoman.addons.messages import ChatRequest, TextPart
+from dragoman.store.records import CallKind
+
+# What Claude Code puts behind a conversation to have it compacted; the request is otherwise a usual one.
+_CLAUDE_SUMMARY = re.compile(r"Your task is to create a detailed summary of ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    harness: str
+    kind: CallKind
+    holds: Callable[[ChatRequest], bool]
+
+
+def _without_tools(request: ChatRequest) -> bool:
+    return not request.tools
+
+
+def _has_history(request: ChatRequest) -> bool:
+    return any(message.role == "assistant" for message in request.messages)
+
+
+def _last_text(request: ChatRequest) -> str:
+    parts = request.messages[-1].parts if request.messages else ()
+    return "\n".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+_RULES = (
+    # A title, by structured output {"title": …} and without tools; its main loop always has tools.
+    _Rule("claude", "side", lambda request: _without_tools(request) and request.response_format is not None),
+    # Its compaction asks in the conversation itself, tools and all.
+    _Rule("claude", "compaction", lambda request: bool(_CLAUDE_SUMMARY.search(_last_text(request)))),
+    _Rule("claude", "side", _without_tools),
+    # The router that chooses a model, once per session and sub-agent; and next-speaker checks: JSON without tools.
+    _Rule("gemini", "side", _without_tools),
+    # A title: two user messages (the instruction and the conversation's first), no tools.
+    _Rule(
+        "opencode",
+        "side",
+        lambda request: _without_tools(request) and sum(m.role == "user" for m in request.messages) > 1,
+    ),
+    _Rule("opencode", "compaction", _without_tools),
+    # A summary is asked for behind the history, without tools.
+    _Rule("qwen", "compaction", lambda request: _without_tools(request) and _has_history(request)),
+    _Rule("qwen", "side", _without_tools),
+    # Local compaction (custom providers); the built-in provider says so in a header.
+    _Rule(
+        "codex",
+        "compaction",
+        lambda request: request.provider == "openai_responses" and _without_tools(request) and _has_history(request),
+    ),
+)
+
+
+def classify(harness: Harness, request: ChatRequest) -> CallKind:
+    """The kind of a call, from who sent it and what it asks."""
+    if harness.kind != "main":
+        return harness.kind
+    for rule in _RULES:
+        if rule.harness == harness.name and rule.holds(request):
+            return rule.kind
+    return "main"
