@@ -36,7 +36,6 @@ from dragoman.addons.reply import build_reply
 from dragoman.addons.sampling import resolve_sampling
 from dragoman.store.records import CallArrival, EpisodeInfo
 
-
 LARGE_BODY = 1024 * 1024
 """Bytes from which a body is parsed off the event loop."""
 
