@@ -1,6 +1,5 @@
 """A real gateway for tests: mitmdump with the addon, in a process of its own, with a state folder of its own."""
 
-import json
 import os
 import signal
 import sys
@@ -19,7 +18,6 @@ from dragoman.home import operator_key
 from dragoman.store.calls import read_calls
 from dragoman.store.database import Database
 from dragoman.store.records import CallInfo
-from tests.models import tiny_model_folder
 
 ADDON = Path(__file__).resolve().parents[1] / "addons" / "intercept.py"
 
@@ -102,38 +100,3 @@ def _wait_ready(gateway: RunningGateway) -> None:
             time.sleep(0.1)
         else:
             return
-
-
-@dataclass
-class RunningScript:
-    """A scripted engine and how to drive it."""
-
-    address: str
-
-    def release(self) -> None:
-        """Let one held reply go on."""
-        httpx.post(f"{self.address}/scripted/release", trust_env=False).raise_for_status()
-
-    def requests(self) -> list[dict[str, Any]]:
-        """What was asked so far, oldest first."""
-        asked: list[dict[str, Any]] = httpx.get(f"{self.address}/scripted/requests", trust_env=False).json()
-        return asked
-
-
-@contextmanager
-def scripted_engine(folder: Path, steps: list[dict[str, Any]]) -> Iterator[RunningScript]:
-    """The scripted engine as a process of its own, with the tiny model's tokenizer."""
-    script, port_file = folder / "script.json", folder / "engine.port"
-    script.write_text(json.dumps(steps))
-    command = [sys.executable, "-m", "dragoman.rollout.scripted_engine", "--model", str(tiny_model_folder())]
-    command += ["--script", str(script), "--port", "0", "--port-file", str(port_file)]
-    child = start(command, os.environ, folder / "engine.log")
-    try:
-        limit = time.monotonic() + 120
-        while not port_file.exists():
-            if child.returncode() is not None or time.monotonic() > limit:
-                raise AssertionError("the scripted engine does not start:\n" + "\n".join(child.last_lines(30)))
-            time.sleep(0.05)
-        yield RunningScript(f"http://127.0.0.1:{port_file.read_text()}")
-    finally:
-        stop(child)

@@ -19,7 +19,7 @@ from dragoman.addons.identity import Credentials, new_token
 from dragoman.addons.settings import Settings
 from dragoman.store.calls import read_calls
 from dragoman.store.records import CallOutcome, EpisodeSpec
-from tests.gateway import RunningScript, scripted_engine
+from tests.scripted import Scripted, scripted_engine
 
 STEPS: list[dict[str, Any]] = [
     {"match": "HOLD-FIRST", "text": "one two three", "hold": "first", "repeat": True},
@@ -34,8 +34,8 @@ TOOL = {"name": "write", "description": "writes", "input_schema": {"type": "obje
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningScript]:
-    with scripted_engine(tmp_path_factory.mktemp("engine"), STEPS) as running:
+def engine() -> Iterator[Scripted]:
+    with scripted_engine(STEPS) as running:
         yield running
 
 
@@ -89,7 +89,7 @@ def anthropic(text: str, *, stream: bool = False, **more: Any) -> dict[str, Any]
     return {"model": "m", "max_tokens": 50, "stream": stream, "messages": [{"role": "user", "content": text}], **more}
 
 
-async def test_a_whole_reply_and_its_row(tmp_path: Path, engine: RunningScript) -> None:
+async def test_a_whole_reply_and_its_row(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         reply = (await served.http.post("/v1/messages", json=anthropic("CALL", tools=[TOOL]))).json()
         assert [block["type"] for block in reply["content"]] == ["text", "tool_use"]
@@ -107,7 +107,7 @@ async def test_a_whole_reply_and_its_row(tmp_path: Path, engine: RunningScript) 
         assert reply["content"][1]["id"].startswith(f"toolu_{outcome.id}_")
 
 
-async def test_the_first_delta_arrives_before_the_engines_last_token(tmp_path: Path, engine: RunningScript) -> None:
+async def test_the_first_delta_arrives_before_the_engines_last_token(tmp_path: Path, engine: Scripted) -> None:
     async with (
         serve(tmp_path, engine.address) as served,
         served.http.stream("POST", "/v1/messages", json=anthropic("HOLD-LAST", stream=True)) as response,
@@ -127,7 +127,7 @@ async def test_the_first_delta_arrives_before_the_engines_last_token(tmp_path: P
         assert (await served.last_outcome()).status == "answered"
 
 
-async def test_the_row_is_there_when_the_closing_event_arrives(tmp_path: Path, engine: RunningScript) -> None:
+async def test_the_row_is_there_when_the_closing_event_arrives(tmp_path: Path, engine: Scripted) -> None:
     async with (
         serve(tmp_path, engine.address) as served,
         served.http.stream("POST", "/v1/messages", json=anthropic("CALL", stream=True, tools=[TOOL])) as response,
@@ -141,7 +141,7 @@ async def test_the_row_is_there_when_the_closing_event_arrives(tmp_path: Path, e
             pytest.fail("no tool call came")
 
 
-async def test_silence_is_filled_with_keep_alives_in_the_dialects_form(tmp_path: Path, engine: RunningScript) -> None:
+async def test_silence_is_filled_with_keep_alives_in_the_dialects_form(tmp_path: Path, engine: Scripted) -> None:
     async with (
         serve(tmp_path, engine.address, keep_alive=0.05) as served,
         served.http.stream("POST", "/v1/messages", json=anthropic("HOLD-FIRST", stream=True)) as response,
@@ -156,7 +156,7 @@ async def test_silence_is_filled_with_keep_alives_in_the_dialects_form(tmp_path:
         assert seen.endswith(b'data: {"type":"message_stop"}\n\n')
 
 
-async def test_a_slow_whole_reply_starts_with_white_space(tmp_path: Path, engine: RunningScript) -> None:
+async def test_a_slow_whole_reply_starts_with_white_space(tmp_path: Path, engine: Scripted) -> None:
     async with (
         serve(tmp_path, engine.address, patience=0.05, keep_alive=0.05) as served,
         served.http.stream("POST", "/v1/messages", json=anthropic("HOLD-FIRST")) as response,
@@ -174,7 +174,7 @@ async def test_a_slow_whole_reply_starts_with_white_space(tmp_path: Path, engine
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_refuses_is_an_error_status(tmp_path: Path, engine: RunningScript, stream: bool) -> None:
+async def test_an_engine_that_refuses_is_an_error_status(tmp_path: Path, engine: Scripted, stream: bool) -> None:
     async with serve(tmp_path, engine.address) as served:
         response = await served.http.post("/v1/messages", json=anthropic("FAIL-503", stream=stream))
         assert response.status_code == 529
@@ -192,7 +192,7 @@ async def test_a_dead_engine_is_an_error_status(tmp_path: Path) -> None:
         assert (await served.last_outcome()).status == "failed"
 
 
-async def test_a_failure_after_the_headers_is_an_in_stream_error(tmp_path: Path, engine: RunningScript) -> None:
+async def test_a_failure_after_the_headers_is_an_in_stream_error(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         response = await served.http.post("/v1/messages", json=anthropic("FAIL-LATER", stream=True))
         assert response.status_code == 200
@@ -204,7 +204,7 @@ async def test_a_failure_after_the_headers_is_an_in_stream_error(tmp_path: Path,
         assert len(outcome.completion_ids) == 2
 
 
-async def test_a_logprob_without_evidence_is_not_stored_as_data(tmp_path: Path, engine: RunningScript) -> None:
+async def test_a_logprob_without_evidence_is_not_stored_as_data(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         response = await served.http.post("/v1/messages", json=anthropic("NO-EVIDENCE"))
         assert response.status_code == 502
@@ -214,7 +214,7 @@ async def test_a_logprob_without_evidence_is_not_stored_as_data(tmp_path: Path, 
 
 
 async def test_a_client_that_leaves_is_recorded_as_aborted_and_the_engine_is_told(
-    tmp_path: Path, engine: RunningScript
+    tmp_path: Path, engine: Scripted
 ) -> None:
     async with serve(tmp_path, engine.address, grace=0.0) as served:
         async with served.http.stream("POST", "/v1/messages", json=anthropic("HOLD-LAST", stream=True)) as response:
@@ -230,7 +230,7 @@ async def test_a_client_that_leaves_is_recorded_as_aborted_and_the_engine_is_tol
         assert engine.requests()[-1]["state"] == "aborted"
 
 
-async def test_a_client_of_a_whole_reply_that_leaves_is_noticed_too(tmp_path: Path, engine: RunningScript) -> None:
+async def test_a_client_of_a_whole_reply_that_leaves_is_noticed_too(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address, grace=0.0) as served:
         with pytest.raises(httpx.ReadTimeout):
             await served.http.post("/v1/messages", json=anthropic("HOLD-FIRST"), timeout=0.5)
@@ -246,7 +246,7 @@ async def test_a_client_of_a_whole_reply_that_leaves_is_noticed_too(tmp_path: Pa
     ],
 )
 async def test_what_cannot_be_asked_is_refused_and_stored(
-    tmp_path: Path, engine: RunningScript, body: bytes, status: int, code: str
+    tmp_path: Path, engine: Scripted, body: bytes, status: int, code: str
 ) -> None:
     async with serve(tmp_path, engine.address) as served:
         response = await served.http.post("/v1/messages", content=body)
@@ -255,16 +255,14 @@ async def test_what_cannot_be_asked_is_refused_and_stored(
         assert (outcome.status, outcome.http_status, outcome.error_code) == ("refused", status, code)
 
 
-async def test_a_body_over_the_limit_is_refused(tmp_path: Path, engine: RunningScript) -> None:
+async def test_a_body_over_the_limit_is_refused(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address, request_limit=1000) as served:
         response = await served.http.post("/v1/messages", json=anthropic("x" * 2000))
         assert response.status_code == 413
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/models"])
-async def test_without_a_known_token_nothing_is_answered_or_stored(
-    tmp_path: Path, engine: RunningScript, path: str
-) -> None:
+async def test_without_a_known_token_nothing_is_answered_or_stored(tmp_path: Path, engine: Scripted, path: str) -> None:
     async with serve(tmp_path, engine.address) as served:
         method = "GET" if path.endswith("models") else "POST"
         for key in ("sk-ant-real", f"dgm_{'0' * 32}", "dgm_short", "dgo_test"):
@@ -273,7 +271,7 @@ async def test_without_a_known_token_nothing_is_answered_or_stored(
         assert served.outcomes() == []
 
 
-async def test_an_ended_and_an_expired_episode_take_no_more_calls(tmp_path: Path, engine: RunningScript) -> None:
+async def test_an_ended_and_an_expired_episode_take_no_more_calls(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         operator = {"authorization": "Bearer dgo_test"}
         ended = await served.http.post(f"/dragoman/episodes/{served.episode_id}/end", json={}, headers=operator)
@@ -285,7 +283,7 @@ async def test_an_ended_and_an_expired_episode_take_no_more_calls(tmp_path: Path
         assert late.status_code == 401
 
 
-async def test_count_tokens_counts_the_real_prompt_and_samples_nothing(tmp_path: Path, engine: RunningScript) -> None:
+async def test_count_tokens_counts_the_real_prompt_and_samples_nothing(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         before = len(engine.requests())
         body = anthropic("How long is this?", tools=[TOOL])
@@ -296,20 +294,20 @@ async def test_count_tokens_counts_the_real_prompt_and_samples_nothing(tmp_path:
         assert counted == {"input_tokens": reply["usage"]["input_tokens"]}
 
 
-async def test_models_are_listed_in_each_dialect(tmp_path: Path, engine: RunningScript) -> None:
+async def test_models_are_listed_in_each_dialect(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         listed = (await served.http.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
         assert listed["data"][0]["type"] == "model"
 
 
-async def test_unknown_paths_are_404_in_the_dialects_shape(tmp_path: Path, engine: RunningScript) -> None:
+async def test_unknown_paths_are_404_in_the_dialects_shape(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         response = await served.http.post("/v1/embeddings", json={})
         assert response.status_code == 404
         assert "/v1/embeddings" in response.json()["error"]["message"]
 
 
-async def test_with_tickets_only_a_ticket_opens_the_port(tmp_path: Path, engine: RunningScript) -> None:
+async def test_with_tickets_only_a_ticket_opens_the_port(tmp_path: Path, engine: Scripted) -> None:
     tickets = Tickets()
     async with serve(tmp_path, engine.address, tickets=tickets) as served:
         assert (await served.http.post("/v1/messages", json=anthropic("x"))).status_code == 401
@@ -324,9 +322,7 @@ async def test_with_tickets_only_a_ticket_opens_the_port(tmp_path: Path, engine:
         assert (await served.http.post("/v1/messages", json=anthropic("x"), headers=headers)).status_code == 401
 
 
-async def test_in_open_mode_each_harness_session_gets_an_episode_of_its_own(
-    tmp_path: Path, engine: RunningScript
-) -> None:
+async def test_in_open_mode_each_harness_session_gets_an_episode_of_its_own(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address, open_mode=True) as served:
         for session in ("a", "a", "b"):
             headers = {"x-api-key": "sk-ant-own", "x-claude-code-session-id": session}
@@ -334,7 +330,7 @@ async def test_in_open_mode_each_harness_session_gets_an_episode_of_its_own(
         assert set(served.gateway.opened_by_itself) == {"a", "b"}
 
 
-async def test_a_legacy_completion_takes_text_or_ids(tmp_path: Path, engine: RunningScript) -> None:
+async def test_a_legacy_completion_takes_text_or_ids(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         for prompt in ("Once upon", [5, 6, 7]):
             response = await served.http.post("/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": 4})
@@ -343,7 +339,7 @@ async def test_a_legacy_completion_takes_text_or_ids(tmp_path: Path, engine: Run
         assert engine.requests()[-1]["prompt_ids"] == [5, 6, 7]
 
 
-async def test_eight_at_once_do_not_wait_for_each_other(tmp_path: Path, engine: RunningScript) -> None:
+async def test_eight_at_once_do_not_wait_for_each_other(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         held = [asyncio.create_task(served.http.post("/v1/messages", json=anthropic("HOLD-FIRST"))) for _ in range(8)]
         while sum(asked["state"] == "running" for asked in engine.requests()) < 8:

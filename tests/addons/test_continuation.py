@@ -11,7 +11,7 @@ from dragoman.addons.identity import new_token
 from dragoman.store.calls import full_prompt, read_calls, read_messages
 from dragoman.store.records import CallInfo, EpisodeSpec
 from tests.addons.test_app import Served, anthropic, serve
-from tests.gateway import RunningScript, scripted_engine
+from tests.scripted import Scripted, scripted_engine
 
 CALL = {"name": "write", "arguments": {"path": "a"}}
 STEPS: list[dict[str, Any]] = [
@@ -27,8 +27,8 @@ OTHER_TOOL = {"name": "read", "description": "reads", "input_schema": {"type": "
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningScript]:
-    with scripted_engine(tmp_path_factory.mktemp("engine"), STEPS) as running:
+def engine() -> Iterator[Scripted]:
+    with scripted_engine(STEPS) as running:
         yield running
 
 
@@ -58,7 +58,7 @@ def stored(served: Served) -> list[CallInfo]:
         return read_calls(session, served.episode_id)
 
 
-def assert_exact(served: Served, engine: RunningScript, first: int) -> None:
+def assert_exact(served: Served, engine: Scripted, first: int) -> None:
     """Each call from ``first`` on was asked exactly the stream of the one before it, and more."""
     asked = engine.requests()
     by_id = {request["request_id"]: request["prompt_ids"] for request in asked}
@@ -78,7 +78,7 @@ def assert_exact(served: Served, engine: RunningScript, first: int) -> None:
 
 
 async def test_turns_of_every_kind_continue_exactly_and_nothing_is_stored_twice(
-    tmp_path: Path, engine: RunningScript
+    tmp_path: Path, engine: Scripted
 ) -> None:
     async with serve(tmp_path, engine.address) as served:
         said: list[Any] = [{"role": "user", "content": "start"}]
@@ -99,9 +99,7 @@ async def test_turns_of_every_kind_continue_exactly_and_nothing_is_stored_twice(
 
 
 @pytest.mark.parametrize("kind", ["BROKEN", "CUT", "TEXT"])
-async def test_a_defective_reply_is_continued_on_its_sampled_ids(
-    tmp_path: Path, engine: RunningScript, kind: str
-) -> None:
+async def test_a_defective_reply_is_continued_on_its_sampled_ids(tmp_path: Path, engine: Scripted, kind: str) -> None:
     async with serve(tmp_path, engine.address) as served:
         said: list[Any] = [{"role": "user", "content": f"start {kind}"}]
         reply = await turn(served, said)
@@ -123,7 +121,7 @@ async def test_a_defective_reply_is_continued_on_its_sampled_ids(
     ],
 )
 async def test_a_real_change_is_a_fork_with_its_reason(
-    tmp_path: Path, engine: RunningScript, changes: dict[str, Any], reason: str
+    tmp_path: Path, engine: Scripted, changes: dict[str, Any], reason: str
 ) -> None:
     async with serve(tmp_path, engine.address) as served:
         said: list[Any] = [{"role": "user", "content": "start"}]
@@ -140,7 +138,7 @@ async def test_a_real_change_is_a_fork_with_its_reason(
             assert full_prompt(session, second.arrival.id).tolist() == asked
 
 
-async def test_the_store_alone_is_enough_to_go_on_after_a_restart(tmp_path: Path, engine: RunningScript) -> None:
+async def test_the_store_alone_is_enough_to_go_on_after_a_restart(tmp_path: Path, engine: Scripted) -> None:
     said: list[Any] = [{"role": "user", "content": "start"}]
     async with serve(tmp_path, engine.address) as served:
         for _ in range(2):
@@ -159,7 +157,7 @@ async def test_the_store_alone_is_enough_to_go_on_after_a_restart(tmp_path: Path
         assert len(stored(served)) == 4
 
 
-async def test_two_episodes_with_the_same_words_never_meet(tmp_path: Path, engine: RunningScript) -> None:
+async def test_two_episodes_with_the_same_words_never_meet(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         said: list[Any] = [{"role": "user", "content": "start"}]
         reply = await turn(served, said)
@@ -187,7 +185,7 @@ async def until_first_delta(served: Served, body: dict[str, Any]) -> bytes:
     return seen
 
 
-async def test_a_retry_gets_the_same_generation_from_its_first_event(tmp_path: Path, engine: RunningScript) -> None:
+async def test_a_retry_gets_the_same_generation_from_its_first_event(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address) as served:
         body = anthropic("HOLD", stream=True)
         before = len(engine.requests())
@@ -212,7 +210,7 @@ async def test_a_retry_gets_the_same_generation_from_its_first_event(tmp_path: P
 
 
 async def test_an_identical_request_of_a_client_that_is_still_there_is_another_sample(
-    tmp_path: Path, engine: RunningScript
+    tmp_path: Path, engine: Scripted
 ) -> None:
     async with serve(tmp_path, engine.address) as served:
         before = len(engine.requests())
@@ -227,7 +225,7 @@ async def test_an_identical_request_of_a_client_that_is_still_there_is_another_s
 
 
 async def test_after_the_reply_was_delivered_the_same_request_is_another_sample(
-    tmp_path: Path, engine: RunningScript
+    tmp_path: Path, engine: Scripted
 ) -> None:
     async with serve(tmp_path, engine.address) as served:
         ids = {(await served.http.post("/v1/messages", json=anthropic("TEXT"))).json()["id"] for _ in range(2)}
@@ -235,9 +233,7 @@ async def test_after_the_reply_was_delivered_the_same_request_is_another_sample(
         assert served.gateway.running == {}
 
 
-async def test_a_different_request_does_not_take_over_what_a_lost_client_left(
-    tmp_path: Path, engine: RunningScript
-) -> None:
+async def test_a_different_request_does_not_take_over_what_a_lost_client_left(tmp_path: Path, engine: Scripted) -> None:
     async with serve(tmp_path, engine.address, grace=0.2) as served:
         await until_first_delta(served, anthropic("HOLD", stream=True))
         body = anthropic("HOLD", stream=True, system="another question")

@@ -15,7 +15,8 @@ import pytest
 from mitmproxy.http import HTTPFlow
 from mitmproxy.io import FlowReader
 
-from tests.gateway import RunningGateway, RunningScript, running_gateway, scripted_engine
+from tests.gateway import RunningGateway, running_gateway
+from tests.scripted import Scripted, scripted_engine
 
 STEPS: list[dict[str, Any]] = [
     {"match": "HOLD-LAST", "text": "one two three four", "hold": "last", "repeat": True},
@@ -26,13 +27,13 @@ PROVIDER = {"anthropic": "https://api.anthropic.com", "openai": "https://api.ope
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningScript]:
-    with scripted_engine(tmp_path_factory.mktemp("engine"), STEPS) as running:
+def engine() -> Iterator[Scripted]:
+    with scripted_engine(STEPS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory, engine: RunningScript) -> Iterator[RunningGateway]:
+def gateway(tmp_path_factory: pytest.TempPathFactory, engine: Scripted) -> Iterator[RunningGateway]:
     with running_gateway(tmp_path_factory.mktemp("gateway") / "home", engine.address) as running:
         yield running
 
@@ -99,7 +100,7 @@ def test_provider_hosts_are_answered_in_their_dialect(
 
 
 def test_the_first_delta_passes_the_proxy_before_the_engines_last_token(
-    gateway: RunningGateway, engine: RunningScript
+    gateway: RunningGateway, engine: Scripted
 ) -> None:
     episode = gateway.open()
     body = {"model": "m", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": "HOLD-LAST"}]}
@@ -194,7 +195,7 @@ def read_flows(path: Path) -> list[HTTPFlow]:
 
 
 def test_saved_flows_name_the_real_origin_hold_no_secret_and_replay_after_a_restart(
-    tmp_path: Path, engine: RunningScript
+    tmp_path: Path, engine: Scripted
 ) -> None:
     saved, again = tmp_path / "saved.flow", tmp_path / "again.flow"
     home = tmp_path / "home"
@@ -241,7 +242,7 @@ def test_saved_flows_name_the_real_origin_hold_no_secret_and_replay_after_a_rest
     assert json.loads(answers[0].response.content or b"")["content"][1]["name"] == "write"
 
 
-def test_a_cut_stream_keeps_the_bytes_it_got(tmp_path: Path, engine: RunningScript) -> None:
+def test_a_cut_stream_keeps_the_bytes_it_got(tmp_path: Path, engine: Scripted) -> None:
     saved = tmp_path / "cut.flow"
     body = {"model": "m", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": "HOLD-LAST"}]}
     with running_gateway(tmp_path / "home", engine.address, "-w", str(saved)) as gateway:
@@ -281,7 +282,7 @@ Recorder.finish = finish_and_die
 
 @pytest.mark.parametrize("dialect", ["anthropic", "openai"])
 def test_kill_9_between_the_commit_and_the_closing_event_keeps_the_row(
-    tmp_path: Path, engine: RunningScript, dialect: str
+    tmp_path: Path, engine: Scripted, dialect: str
 ) -> None:
     killer = tmp_path / "killer.py"
     killer.write_text(KILLER)
