@@ -25,9 +25,10 @@ from typing import Literal
 
 from dragoman.cli import processes
 from dragoman.cli.episode import connect
+from dragoman.cli.gateway_process import gateway
 from dragoman.cli.lookup import reading
 from dragoman.cli.output import Failure
-from dragoman.cli.quickstart import engine_address, gateway
+from dragoman.cli.quickstart import engine_address
 from dragoman.gateway_client import GatewayError
 from dragoman.home import cache_folder, state_folder
 from dragoman.rollout.harnesses import HarnessResult, Mode, find_harness, launch, run
@@ -39,15 +40,32 @@ EngineKind = Literal["scripted", "real"]
 
 HARNESSES = ("pi", "claude")
 MODES: tuple[Mode, ...] = ("proxy", "base-url")
-REAL_MODEL = {"pi": "smollm2", "claude": "tiny"}
-"""Claude Code's prompt of some 12,000 tokens does not fit in SmolLM2's 8,192."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A small model, and how it is run so that its replies end by themselves.
+
+    A reply that is cut off is no success: pi then ends with exit code 1, and Claude Code asks again.
+    """
+
+    name: str
+    temperature: float | None
+    """Of the episode; None leaves it to the gateway."""
+    max_reply_tokens: int
+    context_tokens: int
+
+
+REAL_MODEL = {
+    # Greedy, a reply has some 30 tokens; at temperature 1 one in a few rambles on to any limit.
+    "pi": Model("smollm2", temperature=0.0, max_reply_tokens=400, context_tokens=8192),
+    # Claude Code's prompt of some 12,000 tokens does not fit there. Random weights: some 250 tokens, then the end.
+    "claude": Model("tiny", temperature=None, max_reply_tokens=2000, context_tokens=65536),
+}
 FILE, CONTENT = "out.txt", "hello from the tool\n"
 PROMPT = f"Create a file {FILE} that says hello, with your shell tool. Then say in one sentence what you did."
 TIMEOUT = 300.0
-# The tiny model's replies end by themselves after some 250 tokens; a reply that is cut makes Claude Code ask again.
-MAX_REPLY_TOKENS = 600
-SMALL_REPLY_TOKENS = 120
-
+GATEWAY_REPLY_TOKENS = 2000
 COMMAND = f"printf {CONTENT!r} > {FILE}"
 SCRIPT = [
     {"match": "<tool_response>", "text": "I wrote the file.", "repeat": True},
@@ -116,8 +134,13 @@ def run_row(address: str, harness: str, mode: Mode, engine: EngineKind, folder: 
     """One harness run in an episode of its own; its home, working folder and output stay in ``folder``."""
     work = folder / "work"
     work.mkdir(parents=True)
+    model = REAL_MODEL[harness]
     with connect(address) as client:
-        opened = client.open_episode(task="e2e-first", metadata={"harness": harness, "mode": mode, "engine": engine})
+        opened = client.open_episode(
+            task="e2e-first",
+            temperature=model.temperature,
+            metadata={"harness": harness, "mode": mode, "engine": engine},
+        )
         prepared = launch(
             find_harness(harness),
             installed=install(find_harness(harness)),
@@ -128,8 +151,8 @@ def run_row(address: str, harness: str, mode: Mode, engine: EngineKind, folder: 
             home=folder / "home",
             workdir=work,
             certs=state_folder() / "certs",
-            max_reply_tokens=SMALL_REPLY_TOKENS if REAL_MODEL[harness] == "smollm2" else MAX_REPLY_TOKENS,
-            context_tokens=8192 if REAL_MODEL[harness] == "smollm2" else 32768,
+            max_reply_tokens=model.max_reply_tokens,
+            context_tokens=model.context_tokens,
         )
         result = run(prepared, timeout=TIMEOUT)
         (folder / "stdout.txt").write_text(result.stdout)
@@ -182,14 +205,17 @@ def run_rows(address: str, harnesses: tuple[str, ...], engine: EngineKind, folde
 
 def scripted_rows(folder: Path) -> Iterator[Row]:
     """Four rows: a tool call that really runs."""
-    with scripted_engine(folder) as engine, gateway(engine, MAX_REPLY_TOKENS) as address:
+    with scripted_engine(folder) as engine, gateway(engine, GATEWAY_REPLY_TOKENS) as address:
         yield from run_rows(address, HARNESSES, "scripted", folder)
 
 
 def real_rows(folder: Path) -> Iterator[Row]:
     """Four rows: text of a real model. One vLLM at a time."""
     for harness in HARNESSES:
-        with engine_address(None, REAL_MODEL[harness], None) as engine, gateway(engine, MAX_REPLY_TOKENS) as address:
+        with (
+            engine_address(None, REAL_MODEL[harness].name, None) as engine,
+            gateway(engine, GATEWAY_REPLY_TOKENS) as address,
+        ):
             yield from run_rows(address, (harness,), "real", folder)
 
 

@@ -3,7 +3,7 @@
     gateway    .venv         Python 3.12 or 3.13: gateway, command line, tests
     engine     .venv-engine  Python 3.11: vLLM for CPUs and the trainer's needs (3.12 and mainline vLLM with CUDA)
     models     the two small models that tests and the example use, in the cache folder
-    harnesses  the coding agents of dragoman.rollout.harnesses, in the cache folder
+    harnesses  the coding agents that tests and the example run, in the cache folder
 
 Each part ends with a stamp that holds a hash of what it was made from, so a second run takes a second and an
 interrupted one goes on where it stopped. Exit codes: 0 done, 1 a step failed, 2 this machine lacks something, which
@@ -29,6 +29,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("gateway", "engine", "models", "harnesses")
 MODELS = ("tiny", "smollm2")
+HARNESSES = ("pi", "claude")
 STAMP = ".dragoman-setup"
 
 GATEWAY_PYTHONS = ((3, 12), (3, 13))
@@ -308,7 +309,7 @@ def models() -> None:
 
 def harnesses() -> None:
     start = time.monotonic()
-    command = [str(ROOT / ".venv/bin/python"), "-m", "dragoman.rollout.install"]
+    command = [str(ROOT / ".venv/bin/python"), "-m", "dragoman.rollout.install", *HARNESSES]
     for line in run(command, doing="Installing the harnesses").strip().splitlines():
         say("harnesses", line)
     if time.monotonic() - start > 5:
