@@ -3,8 +3,10 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +68,25 @@ def test_a_second_ctrl_c_does_not_stop_the_stopping(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     assert not group_alive(child.process.pid)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_while_it_starts_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_popen, started = subprocess.Popen, []
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        started.append(real_popen(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)  # before anybody holds what was started
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+
+    def interrupted() -> None:
+        with running([sys.executable, "-c", "import time; time.sleep(60)"], os.environ, tmp_path / "log"):
+            pytest.fail("the signal was lost")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not group_alive(started[0].pid)
 
 
 def test_the_log_holds_both_streams_and_the_environment_is_exactly_ours(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from types import FrameType
 
 PATIENCE = 15.0
 """Seconds that a group has to end by itself before it is killed."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,33 @@ def stop(child: Child) -> None:
 
 @contextmanager
 def running(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[Child]:
-    """``start``, and ``stop`` when the block is left in any way."""
-    child = start(command, environment, log)
+    """``start``, and ``stop`` when the block is left in any way, also by a signal that comes while it starts."""
+    child: Child | None = None
     try:
+        with postponed():
+            child = start(command, environment, log)
         yield child
     finally:
-        with undisturbed():
-            stop(child)
+        if child is not None:
+            with undisturbed():
+                stop(child)
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """A Ctrl-C, SIGTERM or SIGHUP that comes inside the block takes effect at its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals only ever reach the main thread
+        return
+    arrived: list[int] = []
+    previous = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 @contextmanager
@@ -93,8 +114,7 @@ def undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals only ever reach the main thread
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
     try:
         yield
     finally:
