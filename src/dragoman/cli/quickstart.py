@@ -104,7 +104,8 @@ def run_episode(run: Run, address: str, installed: Path) -> "tuple[str, HarnessR
 
     with connect(address) as client:
         try:
-            opened = client.open_episode(task="quickstart", metadata={"harness": run.harness})
+            # Greedy: at temperature 1 a small model may ramble on until it is cut, and pi ends a cut reply with exit 1.
+            opened = client.open_episode(task="quickstart", temperature=0.0, metadata={"harness": run.harness})
             with step(f"running {run.harness} through {address}"):
                 result = run_harness(run, address, installed, opened)
             end, reason = how_it_ended(run, result)
