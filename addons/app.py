@@ -5,10 +5,12 @@ own in-stream error. No event that a harness can act on leaves before the call's
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -27,15 +29,17 @@ from dragoman.addons.generation import Generation, Sampled
 from dragoman.addons.identity import Harness, new_id, read_credentials, read_harness
 from dragoman.addons.lineage import EpisodeLineage
 from dragoman.addons.messages import ChatRequest, ReplyEvent, ReplyFinished, TextDelta
-from dragoman.addons.prompt import make_prompt, seed_of
+from dragoman.addons.prompt import Prompt, make_prompt, seed_of
 from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider
 from dragoman.addons.providers.base import Route as ProviderRoute
 from dragoman.addons.providers.side import find_side_answer
 from dragoman.addons.reply import build_reply
 from dragoman.addons.sampling import resolve_sampling
+from dragoman.addons.structured import Limits, read_limits, reading
 from dragoman.store.records import CallArrival, EpisodeInfo
 
+log = logging.getLogger("dragoman")
 LARGE_BODY = 1024 * 1024
 """Bytes from which a body is parsed off the event loop."""
 
@@ -122,7 +126,14 @@ async def _prepare(
     tools = tools_blob(chat.tools)
     seed = seed_of(tools.digest if tools else None, codec.tokenizer_hash, codec.template_hash)
     found = lineage.find(chat.messages, seed)
-    prompt = await asyncio.to_thread(make_prompt, codec, chat, found, gateway.settings.thinking)
+
+    def made() -> tuple[Prompt, Limits]:
+        prompt = make_prompt(codec, chat, found, gateway.settings.thinking)
+        return prompt, read_limits(chat, codec, prompt.ids)
+
+    prompt, limits = await asyncio.to_thread(made)
+    if limits.unenforced:
+        _warn(limits.unenforced)
     sampling = resolve_sampling(
         chat.sampling,
         episode.spec,
@@ -130,7 +141,7 @@ async def _prepare(
         context_len=served.info.max_model_len,
         max_reply_tokens=gateway.settings.max_reply_tokens,
     )
-    return Call(arrival, provider, chat, served, messages, tools, seed, found, prompt, sampling)
+    return Call(arrival, provider, chat, served, messages, tools, seed, found, prompt, sampling, limits)
 
 
 def _generation(gateway: Gateway, call: Call, lineage: EpisodeLineage) -> Generation:
@@ -146,6 +157,7 @@ def _generation(gateway: Gateway, call: Call, lineage: EpisodeLineage) -> Genera
             completion=sampled.completion,
             stop_sequence=sampled.stop_sequence,
             show_completion=call.request.return_token_ids or call.request.top_logprobs is not None,
+            never_empty=call.arrival.harness == "qwen",
         )
         await gateway.recorder.finish(rows.answered(call, sampled, reply, time.time()))
         lineage.add(call.node(sampled, reply))
@@ -157,19 +169,16 @@ def _generation(gateway: Gateway, call: Call, lineage: EpisodeLineage) -> Genera
     async def aborted(sampled: Sampled) -> None:
         await gateway.recorder.finish(rows.aborted(call, sampled, time.time()))
 
-    request, codec = call.request, call.served.codec
-    structured = None
-    if request.response_format is not None:
-        structured = {"json": request.response_format.schema or {"type": "object"}}
+    request, codec, limits = call.request, call.served.codec, call.limits
     return Generation(
         engine=gateway.engine,
         call_id=call.id,
         model=None,
         prompt_ids=call.prompt.ids,
         sampling=call.sampling,
-        stop_ids=codec.stop_ids,
-        structured=structured,
-        text=codec.text_stream(
+        stop_ids=codec.stop_ids + limits.stop_ids,
+        limits=limits,
+        text=reading(codec, limits).text_stream(
             call.prompt.ids, request.tools, stop=call.sampling.stop, plain=request.prompt is not None
         ),
         grace=gateway.settings.grace,
@@ -178,6 +187,12 @@ def _generation(gateway: Gateway, call: Call, lineage: EpisodeLineage) -> Genera
         on_aborted=aborted,
         on_released=lambda: gateway.release(call.id),
     )
+
+
+@cache
+def _warn(unenforced: str) -> None:
+    """Once for each thing."""
+    log.warning("a harness asked for what is not enforced: %s", unenforced)
 
 
 async def _answer_without_sampling(

@@ -12,6 +12,7 @@ from dragoman.addons.messages import ChatRequest, Reply, Sampling
 from dragoman.addons.prompt import Prompt
 from dragoman.addons.providers.base import Provider
 from dragoman.addons.served import Served
+from dragoman.addons.structured import FREE, Limits
 from dragoman.store.records import Blob, CallArrival, CallOutcome, JsonObject
 
 
@@ -31,6 +32,8 @@ class Call:
     prompt: Prompt
     sampling: Sampling
     """What is used, by the episode's sampling profile."""
+    limits: Limits = FREE
+    """What the engine holds the reply to."""
 
     @property
     def id(self) -> str:
@@ -76,10 +79,11 @@ def answered(call: Call, sampled: Sampled, reply: Reply, now: float) -> CallOutc
 
 
 def failed(call: Call, sampled: Sampled, error: DragomanError, now: float) -> CallOutcome:
-    """The engine or the gateway gave up; what was sampled until then is kept."""
+    """The engine or the gateway gave up; what was sampled until then is kept. Or the engine refused the request."""
+    never_sampled = error.status < 500 and not len(sampled.completion.completion_ids)
     return replace(
         _outcome(call, sampled, now),
-        status="failed",
+        status="refused" if never_sampled else "failed",
         http_status=call.provider.error_status(error),
         error_code=error.code,
         error_message=error.message,
@@ -151,7 +155,7 @@ def _outcome(call: Call, sampled: Sampled, now: float) -> CallOutcome:
         tools=call.tools,
         sampling_asked=_sampling_json(request.sampling),
         sampling_used=_sampling_json(call.sampling),
-        constrained=request.response_format is not None,
+        constrained=call.limits.structured is not None,
         parent_id=prompt.parent.call_id if prompt.parent is not None else None,
         shared_len=prompt.shared_len,
         fork_reason=prompt.fork_reason,

@@ -17,8 +17,9 @@ import numpy as np
 from dragoman.addons.engine import Engine, SampledChunk
 from dragoman.addons.errors import DragomanError, EngineFailed
 from dragoman.addons.messages import Completion, ReplyEvent, ReplyFailed, ReplyFinished, Sampling
+from dragoman.addons.structured import Limits
 from dragoman.addons.tokens import ParsedReply, TextStream
-from dragoman.store.records import JsonObject, Logprobs, PolicySpan, TokenIds
+from dragoman.store.records import Logprobs, PolicySpan, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Generation:
     prompt_ids: TokenIds
     sampling: Sampling
     stop_ids: tuple[int, ...]
-    structured: JsonObject | None
+    limits: Limits
     text: TextStream
     grace: float
     """Seconds to go on without a client before stopping."""
@@ -151,7 +152,7 @@ class Generation:
             await self.on_aborted(self._sampled(parsed, stop_sequence))
             self._publish(ReplyFailed(EngineFailed("the client left; generation was stopped")))
         except DragomanError as error:
-            await self._fail(error)
+            await self._fail(self.limits.named(error))
         except Exception as error:
             await self._fail(DragomanError(f"the gateway failed while answering: {error!r}"))
             raise
@@ -174,7 +175,7 @@ class Generation:
             stop_ids=self.stop_ids,
             request_id=self.call_id,
             model=self.model,
-            structured=self.structured,
+            structured=self.limits.structured,
         )
         async with aclosing(chunks):
             async for chunk in chunks:

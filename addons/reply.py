@@ -18,6 +18,9 @@ from dragoman.addons.providers.base import issue_signature
 from dragoman.addons.text_stream import ParsedReply
 from dragoman.store.records import FinishReason
 
+EMPTY = "…"
+"""Shown in place of a reply that shows nothing, where a harness cannot take that (Qwen Code trims white space off)."""
+
 
 def build_reply(
     *,
@@ -29,25 +32,28 @@ def build_reply(
     completion: Completion,
     stop_sequence: str | None,
     show_completion: bool,
+    never_empty: bool = False,
 ) -> tuple[str, Reply]:
     """Make the reply.
 
     Returns:
-        Text that must still be sent as a delta (raw text of calls without a name; usually empty), and the reply whose
-        text part already holds it.
+        Text that must still be sent as a delta (raw text of calls without a name, or ``EMPTY``; usually empty), and the
+        reply whose text part already holds it.
     """
-    nameless = ""
+    unsent = ""
     calls: list[ReplyPart] = []
     for call in parsed.tool_calls:
         if call.name is None:
-            nameless += call.raw
+            unsent += call.raw
         else:
             calls.append(ToolCallPart(f"{tool_call_prefix}{call_id}_{len(calls)}", call.name, call.arguments))
+    if never_empty and not calls and not (parsed.text + unsent).strip():
+        unsent += EMPTY
     parts: list[ReplyPart] = []
     if parsed.reasoning:
         parts.append(ReasoningPart(parsed.reasoning, issue_signature(call_id)))
-    if parsed.text + nameless:
-        parts.append(TextPart(parsed.text + nameless))
+    if parsed.text + unsent:
+        parts.append(TextPart(parsed.text + unsent))
     finish: FinishReason = completion.finish_reason
     if finish == "stop" and calls:
         finish = "tool_calls"
@@ -62,4 +68,4 @@ def build_reply(
         stop_sequence=stop_sequence,
         completion=completion if show_completion else None,
     )
-    return nameless, reply
+    return unsent, reply

@@ -15,11 +15,11 @@ Rules of this module:
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dragoman.addons.call_form import BEGIN, END, CallForm, read_call_form
 from dragoman.addons.enforced_schema import enforced_schema
-from dragoman.addons.errors import Unsupported
+from dragoman.addons.errors import DragomanError, InvalidRequest, Unsupported
 from dragoman.addons.messages import ChatRequest, Message, ResponseFormat, TextPart, Tool
 from dragoman.addons.tokens import TokenCodec
 from dragoman.store.records import JsonObject, ProviderName, TokenIds
@@ -55,6 +55,13 @@ class Limits:
     """Whether the reply may hold tool calls; if not, a marker in it is text."""
     unenforced: str | None = None
     """What was asked for and is not enforced."""
+
+
+    def named(self, error: DragomanError) -> DragomanError:
+        """The error to show for one of the engine's: what it refuses of the grammar is about a field."""
+        if self.structured is None or type(error) is not InvalidRequest:
+            return error
+        return InvalidRequest(f"{self.field}: {error.message}", field=self.field)
 
 
 FREE = Limits()
@@ -95,6 +102,13 @@ def read_limits(request: ChatRequest, codec: TokenCodec, prompt_ids: TokenIds) -
     if form is not None:
         body = _either(body, _calls(form, tools, several=choice.parallel))
     return _limits(codec, request, prompt_ids, body, format_field, calls=form is not None)
+
+
+def reading(codec: TokenCodec, limits: Limits) -> TokenCodec:
+    """The codec by which to read a reply that is held to ``limits``."""
+    if limits.calls or codec.grammar.tool is None:
+        return codec
+    return replace(codec, grammar=replace(codec.grammar, tool=None))
 
 
 def _limits(

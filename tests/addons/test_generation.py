@@ -12,6 +12,7 @@ from dragoman.addons.engine import SampledChunk
 from dragoman.addons.errors import DragomanError, EngineFailed
 from dragoman.addons.generation import Generation, Sampled
 from dragoman.addons.messages import Reply, ReplyFailed, ReplyFinished, Sampling, TextDelta, TextPart, Usage
+from dragoman.addons.structured import FREE
 from dragoman.addons.text_stream import ParsedReply
 
 Step = SampledChunk | Exception
@@ -73,7 +74,7 @@ class Scene:
             prompt_ids=np.array([1, 2], dtype=np.int32),
             sampling=Sampling(max_tokens=5),
             stop_ids=(0,),
-            structured=None,
+            limits=FREE,
             text=LetterStream(),  # type: ignore[arg-type]
             grace=self.grace,
             on_sampled=self.answered,
