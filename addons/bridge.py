@@ -1,79 +1,57 @@
-"""The tokens that new messages add behind a sampled reply, without rendering anything before them again.
+"""The tokens that new messages add behind a sampled reply, without rendering anything before them again. Pure.
 
-Rules of this module: what was sampled stays as it is, to the token. A hand-written renderer's own bridge is asked
-first. Where it has none, the new messages are rendered behind a made-up question and reply, and what follows the
-reply's end is taken. The same rendering shows whether the template would still show what was sampled: where it drops
-reasoning that the stream holds, or changes what stands before the reply, there is no bridge, and the caller forks with
-the reason.
+Rules of this module: what was sampled stays as it is, to the token. What follows it is the template's own text, found
+in renderings of the conversation's *outline*: its messages with other words in them. Three are made: up to the reply,
+with the reply, and with the new messages too, which keep their words. Where the third begins with the first, the
+template still shows what stood before the reply; where the second ends, the new messages begin. Otherwise the template
+drops or moves something that the stream holds: there is no bridge, and the caller forks with the reason. An outline
+costs little however long the texts are, and it asks about the conversation's own shape.
+
+A hand-written renderer's own bridge is not asked. Where this one bridges, it gives the same tokens or none; elsewhere
+it goes on where its full rendering would drop or move what was sampled. The tests compare the two.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jinja2.exceptions import TemplateError
 
-from dragoman.addons.messages import (
-    Message,
-    ReasoningPart,
-    ReplyPart,
-    TextPart,
-    Tool,
-    ToolCallPart,
-    ToolResultPart,
-)
-from dragoman.addons.template_messages import template_messages, template_tools
+from dragoman.addons.errors import Unsupported
+from dragoman.addons.messages import Message, Part, ReasoningPart, TextPart, Tool, ToolCallPart, ToolResultPart
 from dragoman.addons.tokens import TokenCodec
-from dragoman.store.records import ForkReason, JsonObject, TokenIds
+from dragoman.store.records import ForkReason, TokenIds
 
 Thinking = Literal["template", "keep"]
 """What to do where a template drops earlier reasoning: as it says (fork), or keep the sampled stream all the same."""
 
-_QUESTION = "question zq6"
-_REPLY = "reply zq7"
-_REASONING = "reasoning zq8"
-# An empty thinking block says nothing: some templates write one into the generation prompt only, others into the last
-# reply only.
-_EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
+# An empty thinking block says nothing. Some templates write one into the prompt or the last reply only, and GLM-5's
+# leaves only its end in earlier replies.
+EMPTY_THINKING = re.compile(r"(?:<think>\s*)?</think>\s*|<\|channel>thought\s*<channel\|>")
+_OPEN_THINKING = re.compile(r"<think>\s*$")
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """The reply that new messages come behind."""
+    """The stream that new messages come behind, and what it says."""
 
     prompt_ids: TokenIds
     completion_ids: TokenIds
-    reply: tuple[ReplyPart, ...]
-    has_reasoning: bool
-    """Whether this reply, or one in the stream before it, holds reasoning."""
+    history: tuple[Message, ...]
+    """Every message in it, with the reasoning that it holds; the reply is the last."""
 
 
-def bridge(
-    codec: TokenCodec, behind: Behind, new: tuple[Message, ...], tools: tuple[Tool, ...], thinking: Thinking
-) -> TokenIds | ForkReason:
-    """The whole next prompt, which begins with the stream so far, shape (P + C + new,); or why there is none.
+@dataclass(frozen=True, slots=True)
+class _Seam:
+    """How the template goes on behind the reply's last word, as text."""
 
-    ``new`` holds no assistant message. Raises ``Unsupported`` when the model cannot be shown ``new``.
-    """
-    stream = np.concatenate([behind.prompt_ids, behind.completion_ids])
-    # The reply goes along so that a tool result finds the name of its call.
-    named = Message("assistant", tuple(part for part in behind.reply if isinstance(part, ToolCallPart)))
-    shown = template_messages((named, *new))[1:]
-    if (
-        native := codec.native_bridge(behind.prompt_ids, behind.completion_ids, shown, template_tools(tools))
-    ) is not None:
-        if not np.array_equal(native[: len(stream)], stream):
-            return "template"
-        return native
-    try:
-        closing = _closing(codec, behind)
-        suffix = _suffix(codec, behind, shown, template_tools(tools), thinking)
-    except _NoBridge as reason:
-        return reason.reason
-    except TemplateError:
-        return "template"  # the full render meets the same error and says what the template refused
-    return np.concatenate([stream, closing, codec.encode(suffix)])
+    gap: str
+    """Up to the close."""
+    close: str
+    """A token that ends the reply; empty: the template writes none here."""
+    rest: str
+    """Behind the close, up to where the next reply begins."""
 
 
 class _NoBridge(Exception):
@@ -81,108 +59,157 @@ class _NoBridge(Exception):
         self.reason = reason
 
 
-def _closing(codec: TokenCodec, behind: Behind) -> TokenIds:
-    """What must follow the completion so that the reply is closed as the template closes it."""
+def bridge(
+    codec: TokenCodec, behind: Behind, new: tuple[Message, ...], tools: tuple[Tool, ...], thinking: Thinking
+) -> TokenIds | ForkReason:
+    """The whole next prompt, which begins with the stream so far, shape (P + C + new,); or why there is none.
+
+    ``new`` holds no assistant message.
+    """
+    try:
+        seam = _find_seam(codec, behind.history, new, tools, thinking)
+        following = _following(codec, behind, seam)
+    except _NoBridge as no_bridge:
+        return no_bridge.reason
+    except Unsupported:
+        return "template"  # the full render meets the same error and says what cannot be shown
+    return np.concatenate([behind.prompt_ids, behind.completion_ids, following])
+
+
+def _following(codec: TokenCodec, behind: Behind, seam: _Seam) -> TokenIds:
+    """What comes behind the completion: the close, unless it was sampled, and the rest."""
     ids = behind.completion_ids
-    if codec.close_id is None:
-        raise _NoBridge("no_close")
-    if len(ids) and ids[-1] == codec.close_id:
-        return np.empty(0, dtype=np.int32)
+    # The close goes along to be encoded: some tokenizers treat the start of a text in their own way.
+    following = codec.encode(seam.close + seam.rest)
     if len(ids) and ids[-1] in codec.stop_ids:
-        raise _NoBridge("no_close")  # another stop id, which the template would not have written here
-    if codec.thinking_is_open(behind.prompt_ids, ids):
-        raise _NoBridge("no_close")
-    return np.array([codec.close_id], dtype=np.int32)
+        if not seam.close or ids[-1] != following[0]:
+            raise _NoBridge("no_close")  # another end, which the template would not have written here
+        return following[1:]
+    reply = behind.history[-1].parts
+    if all(isinstance(part, ReasoningPart) for part in reply):
+        raise _NoBridge("no_close")  # cut inside its reasoning
+    if any(isinstance(part, ToolCallPart) for part in reply):
+        return following  # the gap is the end of the call, and the call stays as it was sampled
+    return np.concatenate([codec.encode(seam.gap), following])
 
 
-def _suffix(
-    codec: TokenCodec, behind: Behind, shown: list[JsonObject], tools: list[JsonObject], thinking: Thinking
-) -> str:
-    """Text of everything behind the reply's close, generation prompt included."""
-    question: JsonObject = {"role": "user", "content": _QUESTION}
-    reply: JsonObject = {"role": "assistant", "content": _REPLY}
-    if behind.has_reasoning:
-        reply["reasoning_content"] = _REASONING
-    if calls := [part for part in behind.reply if isinstance(part, ToolCallPart)]:
-        reply["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": {}}} for call in calls
-        ]
-    before = codec.render_text([question], tools)
-    text = codec.render_text([question, reply, *shown], tools)
-    head, found, tail = text.partition(_REPLY)
-    _, closed, suffix = tail.partition(codec.decode([codec.close_id] if codec.close_id is not None else []))
-    if not found or not closed:
+def _find_seam(
+    codec: TokenCodec,
+    history: tuple[Message, ...],
+    new: tuple[Message, ...],
+    tools: tuple[Tool, ...],
+    thinking: Thinking,
+) -> _Seam:
+    outline = tuple(_outline(message, at, reasoning=thinking == "template") for at, message in enumerate(history))
+    asked = codec.render_text(outline[:-1], tools)
+    answered = codec.render_text(outline, tools, add_generation_prompt=False)
+    text = codec.render_text((*outline, *new), tools)
+    thoughts, words = _marks(outline[-1])
+    shown_before = [mark for message in outline[:-1] for mark in _marks(message)[0] if mark in asked]
+    if any(mark not in text for mark in (*shown_before, *thoughts)):
+        raise _NoBridge("thinking_policy")
+    start, end = _span(text, [*thoughts, *words])
+    if not thoughts:
+        asked = _OPEN_THINKING.sub("", asked)
+    if not EMPTY_THINKING.sub("", text[:start]).startswith(EMPTY_THINKING.sub("", asked)):
         raise _NoBridge("template")
-    if thinking == "template":
-        if behind.has_reasoning and _REASONING not in head:
-            raise _NoBridge("thinking_policy")
-        if not _EMPTY_THINKING.sub("", head).startswith(_asked(before, behind)):
+    return _split(codec, answered[_span(answered, words)[1] :], text[end:])
+
+
+def _span(text: str, marks: list[str]) -> tuple[int, int]:
+    """Where the first of ``marks`` begins and the last ends. The template must write them in the order of sampling."""
+    found: list[int] = []
+    for mark in marks:
+        found.append(text.find(mark, found[-1] if found else 0))
+        if found[-1] < 0:
             raise _NoBridge("template")
-    return suffix
+    return found[0], found[-1] + len(marks[-1])
 
 
-def _asked(before: str, behind: Behind) -> str:
-    """The prompt as a later rendering must begin with it: a thinking block opened for a reply without any is empty."""
-    if before.rstrip().endswith("<think>") and not behind.has_reasoning:
-        before = before.rstrip().removesuffix("<think>")
-    return _EMPTY_THINKING.sub("", before)
+def _split(codec: TokenCodec, alone: str, followed: str) -> _Seam:
+    """The seam, from what the template writes behind the reply's last word alone, and with the new messages."""
+    closes = [close for token in codec.stop_ids if (close := codec.decode([token]))]
+    found = [(at, close) for close in closes if (at := alone.find(close)) >= 0]
+    if found:
+        at, close = min(found)
+        gap = alone[:at]
+    else:  # whoever speaks next closes it (GLM), or nobody does
+        gap = alone.rstrip()
+        close = next((close for close in closes if followed.startswith(gap + close)), "")
+    if not followed.startswith(gap + close):
+        raise _NoBridge("template")
+    return _Seam(gap, close, followed[len(gap + close) :])
 
 
-def holds_reasoning(reply: tuple[ReplyPart, ...]) -> bool:
-    return any(isinstance(part, ReasoningPart) for part in reply)
+def _outline(message: Message, at: int, *, reasoning: bool) -> Message:
+    """The same parts with words that can be found again; a reply always says something."""
+    parts: list[Part] = []
+    for number, part in enumerate(message.parts):
+        mark = f"zq {at} {number} zq"
+        match part:
+            case ReasoningPart():
+                if reasoning:
+                    parts.append(ReasoningPart(mark))
+            case TextPart(text=text):
+                parts.append(TextPart(mark) if text.strip() else part)
+            case ToolCallPart(id=call_id, name=name):
+                parts.append(ToolCallPart(call_id, name, json.dumps({"value": mark})))
+            case ToolResultPart(call_id=call_id):
+                parts.append(ToolResultPart(call_id, (TextPart(mark),)))
+    outlined = Message(message.role, tuple(parts))
+    if message.role == "assistant" and not _marks(outlined)[1]:
+        return Message("assistant", (*parts, TextPart(f"zq {at} zq")))
+    return outlined
 
 
-_PROBES: dict[str, tuple[Message, ...]] = {
-    "text": (Message("user", (TextPart("And then?"),)),),
-    "tool result": (Message("tool", (ToolResultPart("c_0", (TextPart("out"),)),)),),
-    "parallel tool results": (
-        Message("tool", (ToolResultPart("c_0", (TextPart("out"),)), ToolResultPart("c_1", (TextPart("two"),)))),
-    ),
-    "tool result and text": (
-        Message("tool", (ToolResultPart("c_0", (TextPart("out"),)),)),
-        Message("user", (TextPart("Go on."),)),
-    ),
+def _marks(outlined: Message) -> tuple[list[str], list[str]]:
+    """The words of a reply's reasoning, and of its text and its calls, in the order of sampling."""
+    thoughts = [part.text for part in outlined.parts if isinstance(part, ReasoningPart)]
+    texts = [part.text for part in outlined.parts if isinstance(part, TextPart) and part.text.strip()]
+    calls = [json.loads(part.arguments)["value"] for part in outlined.parts if isinstance(part, ToolCallPart)]
+    return thoughts, [*texts, *calls]
+
+
+_CALLS = (ToolCallPart("c_0", "one", "{}"), ToolCallPart("c_1", "two", "{}"))
+_RESULTS = (ToolResultPart("c_0", (TextPart("out"),)), ToolResultPart("c_1", (TextPart("two"),)))
+_RESULT = Message("tool", _RESULTS[:1])
+_TEXT = Message("user", (TextPart("And then?"),))
+_PROBES: dict[str, tuple[tuple[Part, ...], tuple[Message, ...]]] = {
+    "text": ((TextPart("So."),), (_TEXT,)),
+    "tool result": (_CALLS[:1], (_RESULT,)),
+    "tool result after text and call": ((TextPart("So."), _CALLS[0]), (_RESULT,)),
+    "parallel tool results": (_CALLS, (Message("tool", _RESULTS),)),
+    "tool result and text": (_CALLS[:1], (_RESULT, _TEXT)),
+    "text after truncated reply": ((TextPart("So"),), (_TEXT,)),
+    "system message": ((TextPart("So."),), (Message("system", (TextPart("A rule."),)), _TEXT)),
+    "text after reasoning": ((ReasoningPart("Hm."), TextPart("So.")), (_TEXT,)),
+    "tool result after reasoning": ((ReasoningPart("Hm."), _CALLS[0]), (_RESULT,)),
 }
 
 
-def probe(codec: TokenCodec, thinking: Thinking = "template") -> dict[str, str]:
-    """Try a bridge for each usual kind of new message, without reasoning in play, once per model.
-
-    The reply is sampled as the template itself would write it, so the bridged prompt must be the template's own text.
+def probe(codec: TokenCodec, thinking: Thinking) -> dict[str, str]:
+    """Try a bridge for each usual kind of new message. Once per model: it takes as long as some thirty short prompts.
 
     Returns:
-        Kind → ``exact``, ``differs`` (bridged, but not to the template's text), or the fork reason.
+        Kind → ``exact``, or why such a call is rendered in full: the fork reason, ``differs`` (what the bridge adds is
+        not what the template writes) or ``refused`` (the template cannot show such a conversation at all).
     """
-    question = Message("user", (TextPart("A question."),))
-    tools = tuple(Tool(name, "", {"type": "object", "properties": {}}) for name in ("one", "two"))
-    results: dict[str, str] = {}
-    for kind, new in _PROBES.items():
-        calls = tuple(
-            ToolCallPart(part.call_id, tools[int(part.call_id[-1])].name, "{}")
-            for message in new
-            for part in message.parts
-            if isinstance(part, ToolResultPart)
-        )
-        reply: tuple[ReplyPart, ...] = (TextPart("An answer."), *calls)
-        before = codec.render_text(template_messages((question,)), template_tools(tools))
-        whole = codec.render_text(
-            template_messages((question, Message("assistant", reply), *new)), template_tools(tools)
-        )
-        close = codec.decode([codec.close_id]) if codec.close_id is not None else ""
-        end = whole.find(close, whole.find("An answer.")) + len(close)
-        if not close or not _EMPTY_THINKING.sub("", whole).startswith(_EMPTY_THINKING.sub("", before)):
-            results[kind] = "no_close" if not close else "template"
-            continue
-        sampled = codec.encode(whole[len(_common(before, whole)) : end])
-        bridged = bridge(codec, Behind(codec.encode(before), sampled, reply, False), new, tools, thinking)
-        if isinstance(bridged, str):
-            results[kind] = bridged
-        else:
-            same = _EMPTY_THINKING.sub("", codec.decode(bridged)) == _EMPTY_THINKING.sub("", whole)
-            results[kind] = "exact" if same else "differs"
-    return results
+    return {kind: _try(codec, thinking, reply, new, cut="truncated" in kind) for kind, (reply, new) in _PROBES.items()}
 
 
-def _common(before: str, whole: str) -> str:
-    """The longest beginning of ``before`` that ``whole`` has too (an empty thinking block may be missing there)."""
-    return before if whole.startswith(before) else _EMPTY_THINKING.sub("", before)
+def _try(codec: TokenCodec, thinking: Thinking, reply: tuple[Part, ...], new: tuple[Message, ...], *, cut: bool) -> str:
+    history = (Message("user", (TextPart("A question."),)), Message("assistant", reply))
+    tools = tuple(Tool(name, "A tool.", {"type": "object", "properties": {}}) for name in ("one", "two"))
+    nothing = np.empty(0, dtype=np.int32)
+    try:
+        whole = codec.render_text((*history, *new), tools)
+        seam = _find_seam(codec, history, new, tools, thinking)
+        if not seam.close:
+            return "no_close"
+        sampled = nothing if cut else codec.encode(seam.close)
+        following = _following(codec, Behind(nothing, sampled, history), seam)
+    except _NoBridge as no_bridge:
+        return no_bridge.reason
+    except Unsupported:
+        return "refused"
+    return "exact" if whole.endswith(codec.decode(np.concatenate([sampled, following]))) else "differs"

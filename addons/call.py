@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from dragoman.addons.blobs import reply_blob
-from dragoman.addons.bridge import holds_reasoning
 from dragoman.addons.canonical import CANONICAL_VERSION, carried
 from dragoman.addons.errors import DragomanError
 from dragoman.addons.generation import Sampled
@@ -63,7 +62,6 @@ class Call:
             seed=self.seed,
             system=system_key(carried(self.request.messages)),
             reply=reply.parts,
-            has_reasoning=prompt.has_reasoning or holds_reasoning(reply.parts),
             parent=prompt.parent,
             shared_len=prompt.shared_len,
             prompt_ids=prompt.own_ids,

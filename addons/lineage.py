@@ -33,8 +33,6 @@ class Node:
     system: bytes
     """Hash of its system messages."""
     reply: tuple[ReplyPart, ...]
-    has_reasoning: bool
-    """Whether this reply or one that it continues exactly holds reasoning."""
     parent: "Node | None"
     shared_len: int
     """Tokens of the parent's stream that the prompt keeps."""

@@ -1,11 +1,12 @@
 """The exact prompt of a request, from where it hangs in its episode. Pure, but for the tokenizer's work."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dragoman.addons.bridge import Behind, Thinking, bridge
+from dragoman.addons.canonical import carried
 from dragoman.addons.lineage import Found, Node, shared_prefix
-from dragoman.addons.messages import ChatRequest, ReasoningPart
+from dragoman.addons.messages import ChatRequest, Message, Part, ReplyPart, ToolCallPart
 from dragoman.addons.tokens import TokenCodec
 from dragoman.store.records import ForkReason, TokenIds
 
@@ -18,8 +19,6 @@ class Prompt:
     shared_len: int
     """How many tokens of the parent's stream ``ids`` begins with; all of them when the parent is continued exactly."""
     fork_reason: ForkReason | None
-    has_reasoning: bool
-    """Whether reasoning of an earlier reply is part of it."""
 
     @property
     def own_ids(self) -> TokenIds:
@@ -33,18 +32,39 @@ def make_prompt(codec: TokenCodec, request: ChatRequest, found: Found, thinking:
     Raises ``Unsupported`` or ``InvalidRequest`` when the model cannot be shown the conversation.
     """
     if request.prompt is not None:
-        return Prompt(codec.plain_prompt(request.prompt), None, 0, None, has_reasoning=False)
+        return Prompt(codec.plain_prompt(request.prompt), None, 0, None)
     parent, reason = found.parent, found.fork_reason
     if parent is not None and reason is None:
-        behind = Behind(parent.prompt(), parent.completion_ids, parent.reply, parent.has_reasoning)
+        behind = Behind(parent.prompt(), parent.completion_ids, _in_stream(request.messages, found.position, parent))
         bridged = bridge(codec, behind, found.new_messages, request.tools, thinking)
         if not isinstance(bridged, str):
-            return Prompt(bridged, parent, parent.stream_len, None, parent.has_reasoning)
+            return Prompt(bridged, parent, parent.stream_len, None)
         reason = bridged
     ids = codec.render(request.messages, request.tools)
     shared = shared_prefix(parent.stream(), ids) if parent is not None else 0
-    replayed = any(isinstance(part, ReasoningPart) for message in request.messages for part in message.parts)
-    return Prompt(ids, parent, shared, reason, has_reasoning=replayed)
+    return Prompt(ids, parent, shared, reason)
+
+
+def _in_stream(messages: tuple[Message, ...], position: int, parent: Node) -> tuple[Message, ...]:
+    """The conversation up to the parent's reply as its stream holds it.
+
+    Replies are as they were sampled, back to where the stream was rendered in full; before that they are as the harness
+    replayed them, which is what was rendered.
+    """
+    history = list(carried(messages)[:position])
+    node: Node | None = parent
+    for at in range(position - 1, -1, -1):
+        if node is not None and history[at].role == "assistant":
+            history[at] = replace(history[at], parts=_issued(node.reply, history[at].parts))
+            exact = node.parent is not None and node.shared_len == node.parent.stream_len
+            node = node.parent if exact else None
+    return tuple(history)
+
+
+def _issued(reply: tuple[ReplyPart, ...], echo: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The reply, with the ids that the harness calls its tool calls by."""
+    ids = iter([part.id for part in echo if isinstance(part, ToolCallPart)])
+    return tuple(replace(part, id=next(ids)) if isinstance(part, ToolCallPart) else part for part in reply)
 
 
 def seed_of(tools_digest: bytes | None, tokenizer_hash: str | None, template_hash: str | None) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dragoman.addons.blobs import read_message
 from dragoman.addons.canonical import carried
 from dragoman.addons.lineage import EpisodeLineage, Node, system_key
-from dragoman.addons.messages import Message, ReasoningPart, ReplyPart, TextPart, ToolCallPart
+from dragoman.addons.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from dragoman.addons.prompt import seed_of
 from dragoman.store.records import Blob, CallInfo
 
@@ -29,7 +29,6 @@ def restore(calls: Sequence[CallInfo]) -> EpisodeLineage:
         digests = (*before, *(blob.digest for blob in outcome.messages))
         messages = tuple(known[address] for address in digests)
         seed = seed_of(outcome.tools.digest if outcome.tools else None, outcome.tokenizer_hash, outcome.template_hash)
-        exact = parent is not None and outcome.shared_len == parent.stream_len and outcome.fork_reason is None
         reply = tuple(
             p for p in _message(outcome.reply).parts if isinstance(p, ReasoningPart | TextPart | ToolCallPart)
         )
@@ -40,7 +39,6 @@ def restore(calls: Sequence[CallInfo]) -> EpisodeLineage:
                 seed=seed,
                 system=system_key(carried(messages)),
                 reply=reply,
-                has_reasoning=_has_reasoning(reply, parent if exact else None, messages),
                 parent=parent,
                 shared_len=outcome.shared_len,
                 prompt_ids=outcome.prompt_ids,
@@ -53,11 +51,3 @@ def restore(calls: Sequence[CallInfo]) -> EpisodeLineage:
 
 def _message(blob: Blob) -> Message:
     return read_message(blob.data)
-
-
-def _has_reasoning(reply: tuple[ReplyPart, ...], continued: Node | None, messages: tuple[Message, ...]) -> bool:
-    if any(isinstance(part, ReasoningPart) for part in reply):
-        return True
-    if continued is not None:
-        return continued.has_reasoning
-    return any(isinstance(part, ReasoningPart) for message in messages for part in message.parts)

@@ -8,7 +8,8 @@ Rules, since a template's ``content`` is one string and ours is a list of parts:
 - A failed tool result starts with ``TOOL_ERROR_PREFIX``.
 - An image in a tool result becomes ``IMAGE_PLACEHOLDER``; anywhere else it is refused: the model would not see it.
 - Arguments are handed over as an object when they are the JSON text of one, and as the text itself otherwise.
-- Nothing moves otherwise: a system message in mid-list stays there.
+- Neighbouring assistant messages are one reply: Codex replays a reply's text and its calls as separate items.
+- Nothing moves otherwise: a system message in mid-list stays there. ``system_first`` is for templates that refuse it.
 """
 
 import json
@@ -38,7 +39,9 @@ def template_messages(messages: tuple[Message, ...]) -> list[JsonObject]:
     converted: list[JsonObject] = []
     for index, message in enumerate(messages):
         if message.role == "assistant":
-            converted.append(_assistant(message, index))
+            after_reply = index > 0 and messages[index - 1].role == "assistant"
+            if not after_reply:
+                converted.append(_assistant(_whole_reply(messages, index), index))
             continue
         results = [part for part in message.parts if isinstance(part, ToolResultPart)]
         converted.extend(_tool_result(result, names.get(result.call_id)) for result in results)
@@ -58,6 +61,39 @@ def template_tools(tools: tuple[Tool, ...]) -> list[JsonObject]:
         }
         for tool in tools
     ]
+
+
+def system_first(shown: list[JsonObject]) -> list[JsonObject]:
+    """For a template that takes one system message, and only as the first.
+
+    Those at the beginning become one, joined by a blank line; later ones become user messages where they stand.
+    """
+    leading = next((at for at, message in enumerate(shown) if message["role"] != "system"), len(shown))
+    first = [{"role": "system", "content": _joined(m["content"] for m in shown[:leading])}] if leading else []
+    return first + [{**m, "role": "user"} if m["role"] == "system" else m for m in shown[leading:]]
+
+
+def with_argument_text(shown: list[JsonObject]) -> list[JsonObject]:
+    """The same with every call's arguments as JSON text."""
+    return [
+        {**m, "tool_calls": [_argument_text(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
+        for m in shown
+    ]
+
+
+def _argument_text(call: JsonObject) -> JsonObject:
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):
+        return call
+    return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
+
+
+def _whole_reply(messages: tuple[Message, ...], start: int) -> Message:
+    """The assistant message at ``start`` together with those that follow it directly."""
+    end = next((at for at in range(start, len(messages)) if messages[at].role != "assistant"), len(messages))
+    if end == start + 1:
+        return messages[start]
+    return Message("assistant", tuple(part for message in messages[start:end] for part in message.parts))
 
 
 def _assistant(message: Message, index: int) -> JsonObject:

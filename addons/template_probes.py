@@ -27,6 +27,10 @@ _TOOL_START = {
 }
 """The token that opens the first call, for each tool parser of the ``renderers`` package."""
 
+REFUSED = (TemplateError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
+"""What a chat template or a hand-written renderer raises for a conversation that it cannot show: some say so
+(``raise_exception``), in others a string and an object just do not add up."""
+
 
 class Render(Protocol):
     def __call__(
@@ -44,8 +48,30 @@ def has_tools(tokenizer: Any, render: Render) -> bool:
     tool = {"type": "function", "function": {"name": name, "description": "A tool.", "parameters": parameters}}
     try:
         return name in tokenizer.decode(render([_USER], [tool], add_generation_prompt=True))
-    except TemplateError:
+    except REFUSED:
         return False
+
+
+def wants_argument_text(render: Render) -> bool:
+    """Whether the template takes a call's arguments as JSON text only, not as an object (DeepSeek's)."""
+    for arguments in ({"path": "a.txt"}, '{"path": "a.txt"}'):
+        call = {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": arguments}}
+        try:
+            render([_USER, {"role": "assistant", "content": "", "tool_calls": [call]}], add_generation_prompt=False)
+        except REFUSED:
+            continue
+        return isinstance(arguments, str)
+    return False
+
+
+def takes_later_system(render: Render) -> bool:
+    """Whether a system message may stand behind others (Qwen3.5's template refuses one)."""
+    system: JsonObject = {"role": "system", "content": "A rule."}
+    try:
+        render([system, system, _USER, {"role": "assistant", "content": "Yes."}, system], add_generation_prompt=True)
+    except REFUSED:
+        return False
+    return True
 
 
 def read_tool_parser(tokenizer: Any, render: Render) -> str | None:
@@ -54,7 +80,7 @@ def read_tool_parser(tokenizer: Any, render: Render) -> str | None:
     call = {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": arguments}}
     try:
         ids = render([_USER, {"role": "assistant", "content": "", "tool_calls": [call]}], add_generation_prompt=False)
-    except TemplateError:
+    except REFUSED:
         ids = []
     for name in TOOL_PARSERS:
         calls = get_tool_parser(name, tokenizer).extract(ids)[1]
@@ -90,7 +116,7 @@ def read_turn_close(tokenizer: Any, render: Render) -> int | None:
     text = "An answer zq7"
     try:
         ids = render([_USER, {"role": "assistant", "content": text}], add_generation_prompt=False)
-    except TemplateError:
+    except REFUSED:
         return None
     added = set(tokenizer.added_tokens_decoder)
     close = None

@@ -14,15 +14,23 @@ from typing import Any
 
 import numpy as np
 import renderers
-from jinja2.exceptions import TemplateError
 from renderers.base import MODEL_RENDERER_MAP
-from renderers.configs import DefaultRendererConfig, config_from_name
+from renderers.configs import config_from_name
 from transformers import AutoTokenizer
 
 from dragoman.addons.errors import InvalidRequest, Unsupported
 from dragoman.addons.messages import Message, TextPart, Tool
-from dragoman.addons.template_messages import template_messages, template_tools
-from dragoman.addons.template_probes import has_tools, read_grammar, read_stop_ids, read_tool_parser, read_turn_close
+from dragoman.addons.template_messages import system_first, template_messages, template_tools, with_argument_text
+from dragoman.addons.template_probes import (
+    REFUSED,
+    has_tools,
+    read_grammar,
+    read_stop_ids,
+    read_tool_parser,
+    read_turn_close,
+    takes_later_system,
+    wants_argument_text,
+)
 from dragoman.addons.text_stream import Grammar, ParsedReply, TextStream
 from dragoman.addons.tool_calls import ParsedCall, object_call
 from dragoman.store.records import JsonObject, TokenIds
@@ -54,6 +62,8 @@ class TokenCodec:
     """Every id that ends a turn: the end-of-sequence ids and the template's own turn close."""
     close_id: int | None
     """The id with which the template closes an assistant's turn; ``None``: it writes none."""
+    later_system: bool
+    """Whether a system message may come later than first; if not, it is shown as a user message."""
     streams: bool
     """Whether text is given out while it arrives; else only at the end, since just the renderer knows the format."""
     grammar: Grammar
@@ -87,6 +97,7 @@ class TokenCodec:
             template_has_tools=has_tools(tokenizer, probe),
             stop_ids=stop_ids,
             close_id=read_turn_close(tokenizer, probe),
+            later_system=takes_later_system(probe),
             streams=name == TEMPLATE or name in _STREAMED,
             grammar=read_grammar(tokenizer, stop_ids, parser),
             _tokenizer=tokenizer,
@@ -112,42 +123,25 @@ class TokenCodec:
         if not shown:
             raise InvalidRequest("there are no messages", field="messages")
         try:
-            ids = _render(self._renderer, shown, template_tools(tools), add_generation_prompt=True)
-        except TemplateError as error:
-            raise Unsupported(
-                f"the model's chat template refused the conversation: {error}", field="messages"
-            ) from error
+            ids = _render(self._renderer, self._placed(shown), template_tools(tools), add_generation_prompt=True)
+        except REFUSED as error:
+            raise _unsupported(error) from error
         return np.array(ids + beginning, dtype=np.int32)
 
-    def render_text(self, shown: list[JsonObject], tools: list[JsonObject]) -> str:
-        """The prompt for ``shown`` (as ``template_messages`` gives it) as text, special tokens and all.
+    def render_text(
+        self, messages: tuple[Message, ...], tools: tuple[Tool, ...], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt for ``messages`` as text, special tokens and all. Raises ``Unsupported`` as ``render`` does."""
+        shown, offered = self._placed(template_messages(messages)), template_tools(tools)
+        try:
+            if isinstance(self._renderer, _Template):
+                return self._renderer.render_text(shown, offered, add_generation_prompt=add_generation_prompt)
+            return self.decode(_render(self._renderer, shown, offered, add_generation_prompt=add_generation_prompt))
+        except REFUSED as error:
+            raise _unsupported(error) from error
 
-        Raises jinja2's ``TemplateError`` when the chat template refuses it.
-        """
-        if self.renderer_name == TEMPLATE:
-            text = self._tokenizer.apply_chat_template(
-                shown, tools=tools or None, add_generation_prompt=True, tokenize=False
-            )
-            return str(text)
-        return self.decode(_render(self._renderer, shown, tools, add_generation_prompt=True))
-
-    def native_bridge(
-        self, prompt_ids: TokenIds, completion_ids: TokenIds, shown: list[JsonObject], tools: list[JsonObject]
-    ) -> TokenIds | None:
-        """The next prompt by a hand-written renderer's own bridge; ``None``: it has none for these messages."""
-        bridged = self._renderer.bridge_to_next_turn(
-            prompt_ids.tolist(), completion_ids.tolist(), shown, tools=tools or None
-        )
-        return None if bridged is None else np.array(bridged.token_ids, dtype=np.int32)
-
-    def thinking_is_open(self, prompt_ids: TokenIds, completion_ids: TokenIds) -> bool:
-        """Whether a completion ends inside reasoning."""
-        think, end = self.grammar.think, self.grammar.think_end
-        if think is None or end is None:
-            return False
-        ids = completion_ids.tolist()
-        opened = think in ids or self.grammar.opens_reasoning(prompt_ids.tolist())
-        return opened and end not in ids
+    def _placed(self, shown: list[JsonObject]) -> list[JsonObject]:
+        return shown if self.later_system else system_first(shown)
 
     def plain_prompt(self, prompt: str | Sequence[int]) -> TokenIds:
         """A prompt without a conversation: text, or ids as they are. Raises ``InvalidRequest`` on an unknown id."""
@@ -203,13 +197,40 @@ class TokenCodec:
         return ParsedReply(parsed.reasoning_content or None, parsed.content or "", calls)
 
 
+class _Template:
+    """The model's own chat template, with those methods of a hand-written renderer that are used here."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._argument_text = False
+        self._argument_text = wants_argument_text(partial(_render, self))
+
+    def render_ids(
+        self, messages: list[JsonObject], *, tools: list[JsonObject] | None, add_generation_prompt: bool
+    ) -> list[int]:
+        ids = self._apply(
+            messages, tools, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False
+        )
+        return list(ids)
+
+    def render_text(self, messages: list[JsonObject], tools: list[JsonObject], *, add_generation_prompt: bool) -> str:
+        return str(self._apply(messages, tools, add_generation_prompt=add_generation_prompt, tokenize=False))
+
+    def get_stop_token_ids(self) -> list[int]:
+        """The template itself knows of none."""
+        return []
+
+    def _apply(self, messages: list[JsonObject], tools: list[JsonObject] | None, **options: bool) -> Any:
+        shown = with_argument_text(messages) if self._argument_text else messages
+        return self._tokenizer.apply_chat_template(shown, tools=tools or None, **options)
+
+
 def _create_renderer(tokenizer: Any, name: str) -> Any:
     if name == TEMPLATE:
-        config: Any = DefaultRendererConfig()
-    elif name in ("auto", "default"):
+        return _Template(tokenizer)
+    if name in ("auto", "default"):
         raise ValueError(f"{name!r} is no renderer; use {TEMPLATE!r}")
-    else:
-        config = config_from_name(name)  # a ValueError lists the names
+    config = config_from_name(name)  # a ValueError lists the names
     try:
         return renderers.create_renderer(tokenizer, config)
     except Exception as error:  # a renderer that misses its tokens or files fails in its own way
@@ -221,6 +242,10 @@ def _render(
 ) -> list[int]:
     ids = renderer.render_ids(messages, tools=tools or None, add_generation_prompt=add_generation_prompt)
     return [int(token) for token in ids]
+
+
+def _unsupported(error: Exception) -> Unsupported:
+    return Unsupported(f"the model's chat template refused the conversation: {error}", field="messages")
 
 
 def _hash(value: Any) -> str:

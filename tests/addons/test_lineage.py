@@ -53,7 +53,6 @@ class Episode:
             seed=seed,
             system=system_key(messages),
             reply=reply,
-            has_reasoning=False,
             parent=found.parent if exact else None,
             shared_len=found.parent.stream_len if exact and found.parent else 0,
             prompt_ids=np.arange(10, dtype=np.int32) + 100 * number,

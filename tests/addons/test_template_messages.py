@@ -13,8 +13,10 @@ from dragoman.addons.messages import (
 from dragoman.addons.template_messages import (
     IMAGE_PLACEHOLDER,
     TOOL_ERROR_PREFIX,
+    system_first,
     template_messages,
     template_tools,
+    with_argument_text,
 )
 
 IMAGE = ImagePart("image/png", "aGk=")
@@ -103,3 +105,31 @@ def test_tools() -> None:
     assert template_tools((Tool("f", "does", schema),)) == [
         {"type": "function", "function": {"name": "f", "description": "does", "parameters": schema}}
     ]
+
+
+def test_neighbouring_assistant_messages_are_one_reply() -> None:
+    parts = (ReasoningPart("hm"), TextPart("I look."), ToolCallPart("c1", "f", "{}"))
+    user = Message("user", (TextPart("x"),))
+    apart = tuple(Message("assistant", (part,)) for part in parts)
+    assert template_messages((user, *apart, user)) == template_messages((user, Message("assistant", parts), user))
+
+
+def test_system_messages_for_templates_that_take_one() -> None:
+    a, b, c = (Message("system", (TextPart(text),)) for text in "abc")
+    x = Message("user", (TextPart("x"),))
+    assert system_first(template_messages((a, b, x, c))) == [
+        {"role": "system", "content": "a\n\nb"},
+        {"role": "user", "content": "x"},
+        {"role": "user", "content": "c"},
+    ]
+    assert system_first(template_messages((x, c))) == [{"role": "user", "content": text} for text in "xc"]
+    assert system_first([]) == []
+
+
+def test_arguments_as_text() -> None:
+    calls = (ToolCallPart("c1", "f", '{"a":  "é"}'), ToolCallPart("c2", "f", "broken"))
+    shown = template_messages((Message("user", (TextPart("x"),)), Message("assistant", calls)))
+    first, second = with_argument_text(shown)
+    assert first == shown[0]
+    assert [call["function"]["arguments"] for call in second["tool_calls"]] == ['{"a": "é"}', "broken"]
+    assert shown[1]["tool_calls"][0]["function"]["arguments"] == {"a": "é"}

@@ -129,12 +129,44 @@ def test_legacy_completions_have_no_structure() -> None:
 
 def test_a_template_that_refuses_says_so(copied: Path) -> None:
     template = copied / "chat_template.jinja"
+    refusal = "{%- for m in messages %}{% if m.content == 'x' %}{{ raise_exception('no x, please') }}{% endif %}"
+    template.write_text(refusal + "{{ m.content + '' }}{% endfor %}" + template.read_text())
+    used = TokenCodec.load(str(copied))
+    with pytest.raises(Unsupported, match="refused the conversation: no x, please"):
+        used.render((USER, Message("system", (TextPart("x"),))), ())
+    with pytest.raises(Unsupported, match="refused the conversation: no x, please"):
+        used.render_text((Message("user", (TextPart("x"),)),), ())
+
+
+def test_a_template_that_takes_one_system_message_at_the_start_gets_one(copied: Path) -> None:
+    messages = tuple(Message("system", (TextPart(text),)) for text in ("a", "b"))
+    messages = (*messages, USER, Message("system", (TextPart("c"),)))
+    everywhere = codec()
+    assert everywhere.later_system
+    assert everywhere.render_text(messages, ()).count("<|im_start|>system") == 3
+    template = copied / "chat_template.jinja"
     refusal = "{%- for m in messages %}{% if m.role == 'system' and not loop.first %}"
     refusal += "{{ raise_exception('system must come first') }}{% endif %}{% endfor %}"
     template.write_text(refusal + template.read_text())
     used = TokenCodec.load(str(copied))
-    with pytest.raises(Unsupported, match="refused the conversation: system must come first"):
-        used.render((USER, Message("system", (TextPart("x"),))), ())
+    assert not used.later_system
+    assert used.render_text(messages, ()) == (
+        "<|im_start|>system\na\n\nb<|im_end|>\n<|im_start|>user\nRead it.<|im_end|>\n"
+        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert used.decode(used.render(messages, ())) == used.render_text(messages, ())
+
+
+def test_a_template_that_wants_arguments_as_text_gets_text(copied: Path) -> None:
+    template = copied / "chat_template.jinja"
+    template.write_text(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '<' + c.function.arguments + '>' }}{% endfor %}"
+        "{{ m.content + '<|im_end|>' }}{% endfor %}"
+    )
+    used = TokenCodec.load(str(copied))
+    call = Message("assistant", (ToolCallPart("c1", "f", '{"a":  "é"}'), ToolCallPart("c2", "f", "broken")))
+    assert used.render_text((USER, call), ()) == 'Read it.<|im_end|><{"a": "é"}><broken><|im_end|>'
+    assert used.decode(used.render((USER, call), ())) == used.render_text((USER, call), ())
 
 
 def test_what_cannot_be_loaded_says_why(copied: Path) -> None:
