@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
 ARGS ?=
 
-.PHONY: help setup quickstart test lint e2e-first bench clean
+.PHONY: help setup quickstart test lint e2e-first bench bench-drift clean
 
 help:
 	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
@@ -11,7 +11,8 @@ help:
 	@echo "make test        all tests, in both environments"
 	@echo "make lint        ruff and mypy"
 	@echo "make e2e-first   real harnesses, both modes, real vLLM and scripted engine: a table of 8 rows"
-	@echo "make bench       benchmarks"
+	@echo "make bench-drift do later turns extend what was sampled, to the token? beside re-rendering"
+	@echo "make bench       all benchmarks"
 	@echo "make clean       remove what setup and the tests made in this folder (the cache folder stays)"
 
 setup:
@@ -33,8 +34,10 @@ lint:
 e2e-first: setup
 	@.venv/bin/python scripts/e2e_first.py
 
-bench:
-	@echo "There are no benchmarks yet."
+bench-drift: setup
+	@.venv/bin/python -m bench.drift
+
+bench: bench-drift
 
 clean:
 	rm -rf .venv .venv-engine build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .run

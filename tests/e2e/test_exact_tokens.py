@@ -1,6 +1,7 @@
 """What the store holds is what was sampled: official SDKs, a real gateway, a real vLLM, and a second opinion on it."""
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -89,7 +90,10 @@ def test_stored_ids_decode_to_the_reply_and_rescore_to_the_stored_logprobs(
 
     command = [str(engine_python()), "-m", "dragoman.trainer.rescore", "--store", gateway.store_url]
     command += ["--model", str(smollm2_folder()), "--episode", episode.id, "--json"]
-    rescored = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    # One thread: beside a running engine two would wait for each other most of the time.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    rescored = json.loads(done.stdout)
     print(f"temperature {temperature}: {long_enough} calls of at least {LEAST} tokens, {rescored}")
     assert rescored["max_abs_diff"] <= 1e-3
 
