@@ -15,7 +15,8 @@ from functools import cache
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from dragoman.addons import call as rows
 from dragoman.addons import control, respond
@@ -236,6 +237,15 @@ def _arrival(provider: Provider, path: str, episode: EpisodeInfo, harness: Harne
     )
 
 
+async def refuse_websocket(websocket: WebSocket) -> None:
+    """Codex asks for a WebSocket first: on 426 it takes HTTP at once, on anything else only after seven tries."""
+    _, path, query = read_credentials({}, websocket.url.path, websocket.url.query, None)
+    found = find_provider(host=None, method="POST", path=path, query=query, headers=websocket.headers)
+    status = 426 if found is not None else 404
+    body = b'{"error":{"type":"invalid_request_error","message":"no WebSockets here; use HTTP"}}'
+    await websocket.send_denial_response(Response(body, status, media_type="application/json"))
+
+
 def create_app(gateway: Gateway) -> Starlette:
     """The gateway as an ASGI app. With its lifespan on, it starts and stops the gateway itself."""
 
@@ -255,6 +265,7 @@ def create_app(gateway: Gateway) -> Starlette:
         routes=[
             Mount("/dragoman", routes=control.routes(gateway)),
             Route("/{path:path}", endpoint, methods=methods),
+            WebSocketRoute("/{path:path}", refuse_websocket),
         ],
         lifespan=lifespan,
     )

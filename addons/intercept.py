@@ -136,7 +136,7 @@ class Intercept:
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(
-            create_app(self.gateway), log_level="warning", lifespan="off", ws="none", server_header=False
+            create_app(self.gateway), log_level="warning", lifespan="off", ws="wsproto", server_header=False
         )
         self.server = _Server(config)
         self.serving = asyncio.create_task(self.server.serve(sockets=[listener]), name="dragoman app")

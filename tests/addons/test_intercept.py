@@ -117,6 +117,34 @@ def test_the_first_delta_passes_the_proxy_before_the_engines_last_token(
         assert b"message_stop" in seen + b"".join(chunks)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://api.openai.com/v1/responses",
+        "https://chatgpt.com/backend-api/codex/responses",
+        "{address}/v1/responses",
+        "{address}/e/{token}/v1/responses",
+        "{address}/backend-api/codex/responses",
+    ],
+)
+def test_a_websocket_is_refused_at_once_in_both_modes(gateway: RunningGateway, url: str) -> None:
+    episode = gateway.open()
+    handshake = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "sec-websocket-extensions": "permessage-deflate",
+        "authorization": f"Bearer {episode.api_key}",
+    }
+    direct = httpx.Client(trust_env=False, timeout=30)
+    with direct if url.startswith("{") else proxied(gateway, episode.token) as client:
+        response = client.get(url.format(address=gateway.address, token=episode.token), headers=handshake)
+    assert response.status_code == 426
+    assert "use HTTP" in response.json()["error"]["message"]
+    assert gateway.calls(episode.id) == []
+
+
 # -- who may ---------------------------------------------------------------------------------------------------------
 
 
