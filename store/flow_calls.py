@@ -60,15 +60,14 @@ def compare_with_flows(calls: Sequence[CallFacts], flows: Sequence[FlowCall]) ->
         elif not left[flow.call_id]:
             problems.append(f"{_say(flow)} has the reply of call {flow.call_id!r} once more than is stored")
         else:
-            # A flow with a status is rather the call with this status.
-            fits = [call for call in left[flow.call_id] if call.http_status == flow.status]
-            left[flow.call_id].remove((fits or left[flow.call_id])[0])
+            left[flow.call_id].pop(0)
     rest = [call for remaining in left.values() for call in remaining]
+    rest.sort(key=lambda call: call.status != "aborted")  # a client that left is most likely the client of these
     nameless.sort(key=lambda flow: flow.status is None)  # those that could be any call come last
     for flow in nameless:
-        same = [call for call in rest if call.path == flow.path and flow.status in (None, call.http_status)]
-        if same:
-            rest.remove(same[0])
+        fitting = next((c for c in rest if c.path == flow.path and flow.status in (None, c.http_status)), None)
+        if fitting is not None:
+            rest.remove(fitting)
         elif flow.status not in NO_CALL:
             problems.append(f"{_say(flow)} is not stored")
     problems += [f"call {call.id!r} was answered, but is in no flow" for call in rest if call.status == "answered"]

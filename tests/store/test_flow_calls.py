@@ -1,0 +1,102 @@
+"""What a proxy saw against what is stored: calls meet at the id in the reply."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dragoman.store.call_facts import CallFacts
+from dragoman.store.flow_calls import FlowCall, compare_with_flows, find_call_id
+
+ID = "abcdefghij0123456789"
+OTHER = "zzzzzzzzzzzzzzzzzzz0"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f'{{"id":"msg_{ID}","type":"message","role":"assistant"}}',
+        f'event: message_start\ndata: {{"type":"message_start","message":{{"id":"msg_{ID}","type":"message"}}}}\n\n',
+        f'data: {{"id":"chatcmpl-{ID}","object":"chat.completion.chunk"}}\n\n',
+        f'{{"id":"cmpl-{ID}","object":"text_completion"}}',
+        f'   {{"id": "resp_{ID}", "object": "response"}}',
+        f'{{"candidates":[],"responseId":"{ID}"}}',
+        f'{{"type":"error","error":{{"type":"api_error"}},"request_id":"req_{ID}"}}',
+        f'{{"id":"msg_{ID}","content":[{{"id":"toolu_{OTHER}_0"}},{{"text":"{{\\"id\\":\\"msg_{OTHER}\\"}}"}}]}}',
+        f'{{"candidates":[{{"text":"{{\\"id\\":\\"msg_{OTHER}\\"}}"}}],"responseId":"{ID}"}}',
+    ],
+)
+def test_the_id_in_a_reply(reply: str) -> None:
+    assert find_call_id(reply.encode()) == ID
+
+
+@pytest.mark.parametrize("reply", ["", '{"error":{"message":"no"}}', '{"request_id":null}', '{"id":"msg_short"}'])
+def test_a_reply_without_one(reply: str) -> None:
+    assert find_call_id(reply.encode()) is None
+
+
+def call(call_id: str, status: str = "answered", http_status: int | None = 200, **more: Any) -> CallFacts:
+    facts = CallFacts(call_id, "e1", "/v1/messages", 10.0, "main", None, "answered")
+    return replace(facts, status=status, http_status=http_status, **more)  # type: ignore[arg-type]
+
+
+def flow(call_id: str | None, status: int | None = 200, path: str = "/v1/messages") -> FlowCall:
+    return FlowCall(path, 10.0, status, call_id)
+
+
+STORED = [
+    call("a"),
+    call("b"),
+    call("b2", retry_of="b"),
+    call("long", "refused", 400),
+    call("gone", "aborted", 499),
+    call("killed", "aborted", None),
+    call("open", "arrived", None),
+]
+SEEN = [flow("a"), flow("b"), flow("b"), flow(None, 400), flow(None, None)]
+
+
+def test_both_agree() -> None:
+    assert compare_with_flows(STORED, SEEN) == ()
+    assert compare_with_flows([], []) == ()
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem"),
+    [
+        ([*SEEN, flow("c")], "a flow of /v1/messages with status 200 was answered as call 'c', which is not stored"),
+        (
+            [*SEEN, flow("a")],
+            "a flow of /v1/messages with status 200 has the reply of call 'a' once more than is stored",
+        ),
+        ([*SEEN, flow(None, 500)], "a flow of /v1/messages with status 500 is not stored"),
+        ([*SEEN, flow(None, 400)], "a flow of /v1/messages with status 400 is not stored"),
+        (
+            [*SEEN[:3], flow(None, 400, "/v1/responses"), SEEN[4]],
+            "a flow of /v1/responses with status 400 is not stored",
+        ),
+        (SEEN[1:], "call 'a' was answered, but is in no flow"),
+        ([SEEN[0], *SEEN[2:-1]], "call 'b2' was answered, but is in no flow"),
+    ],
+)
+def test_they_differ(seen: list[FlowCall], problem: str) -> None:
+    assert compare_with_flows(STORED, seen) == (problem,)
+
+
+def test_a_client_that_left_before_any_reply_and_came_again() -> None:
+    """The first flow of the retried call holds nothing, the second names the first call."""
+    assert compare_with_flows([call("b"), call("b2", retry_of="b")], [flow(None, None), flow("b")]) == ()
+
+
+def test_a_flow_that_could_be_any_call_takes_none_that_another_flow_needs() -> None:
+    assert (
+        compare_with_flows([call("x", "refused", 400), call("y", "aborted", 499)], [flow(None, None), flow(None, 400)])
+        == ()
+    )
+    left = compare_with_flows([call("x", "refused", 400)], [flow(None, None), flow(None, 400)])
+    assert left == ("a flow of /v1/messages without a reply is not stored",)
+
+
+def test_requests_that_never_became_calls() -> None:
+    assert compare_with_flows([], [flow(None, status) for status in (401, 403, 404, 407)]) == ()
+    assert compare_with_flows([call("x", "refused", 404)], [flow(None, 404)]) == ()
