@@ -1,5 +1,6 @@
 import gzip
 import zlib
+from collections.abc import Callable
 
 import pytest
 import zstandard
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from dragoman.addons.bodies import decode_body, read_json_object
 from dragoman.addons.errors import InvalidRequest, TooLarge
 
-ENCODERS = {
+ENCODERS: dict[str | None, Callable[[bytes], bytes]] = {
     None: lambda data: data,
     "identity": lambda data: data,
     "gzip": gzip.compress,

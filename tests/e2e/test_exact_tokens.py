@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anthropic
 import numpy as np
@@ -38,22 +39,22 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway
 
 def chat(gateway: RunningGateway, key: str, topic: str, stream: bool) -> str:
     with openai.OpenAI(base_url=f"{gateway.address}/v1", api_key=key, max_retries=0) as client:
-        messages = [{"role": "user", "content": topic}]
+        said: Any = [{"role": "user", "content": topic}]
         if not stream:
-            reply = client.chat.completions.create(model="m", messages=messages, max_tokens=40)  # type: ignore[call-overload]
+            reply = client.chat.completions.create(model="m", messages=said, max_tokens=40)
             return reply.choices[0].message.content or ""
-        chunks = client.chat.completions.create(model="m", messages=messages, max_tokens=40, stream=True)  # type: ignore[call-overload]
+        chunks: Any = client.chat.completions.create(model="m", messages=said, max_tokens=40, stream=True)
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def messages(gateway: RunningGateway, key: str, topic: str, stream: bool) -> str:
     with anthropic.Anthropic(base_url=gateway.address, api_key=key, max_retries=0) as client:
-        request = {"model": "m", "max_tokens": 40, "messages": [{"role": "user", "content": topic}]}
+        request: Any = {"model": "m", "max_tokens": 40, "messages": [{"role": "user", "content": topic}]}
         if stream:
-            with client.messages.stream(**request) as events:  # type: ignore[arg-type]
+            with client.messages.stream(**request) as events:
                 reply = events.get_final_message()
         else:
-            reply = client.messages.create(**request)  # type: ignore[call-overload]
+            reply = client.messages.create(**request)
         return "".join(block.text for block in reply.content if block.type == "text")
 
 
