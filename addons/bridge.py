@@ -1,7 +1,7 @@
 """The tokens that new messages add behind a sampled reply, without rendering anything before them again. Pure.
 
 Rules of this module: what was sampled stays as it is, to the token. What follows it is the template's own text, found
-in renderings of the conversation's *outline*: its messages with other words in them. Three are made: up to the reply,
+in renderings of the conversation's *outline*: its messages and tools with other words in them. Three are made: up to the reply,
 with the reply, and with the new messages too, which keep their words. Where the third begins with the first, the
 template still shows what stood before the reply; where the second ends, the new messages begin. Otherwise the template
 drops or moves something that the stream holds: there is no bridge, and the caller forks with the reason. An outline
@@ -30,6 +30,7 @@ Thinking = Literal["template", "keep"]
 # leaves only its end in earlier replies.
 EMPTY_THINKING = re.compile(r"(?:<think>\s*)?</think>\s*|<\|channel>thought\s*<channel\|>")
 _OPEN_THINKING = re.compile(r"<think>\s*$")
+_TOOL = "zq tool zq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,10 @@ def _find_seam(
     thinking: Thinking,
 ) -> _Seam:
     outline = tuple(_outline(message, at, reasoning=thinking == "template") for at, message in enumerate(history))
-    asked = codec.render_text(outline[:-1], tools)
-    answered = codec.render_text(outline, tools, add_generation_prompt=False)
-    text = codec.render_text((*outline, *new), tools)
+    named = tuple(Tool(tool.name, _TOOL, {"type": "object", "properties": {}}) for tool in tools)
+    asked = codec.render_text(outline[:-1], named)
+    answered = codec.render_text(outline, named, add_generation_prompt=False)
+    text = codec.render_text((*outline, *new), named)
     thoughts, words = _marks(outline[-1])
     shown_before = [mark for message in outline[:-1] for mark in _marks(message)[0] if mark in asked]
     if any(mark not in text for mark in (*shown_before, *thoughts)):
@@ -113,6 +115,8 @@ def _find_seam(
         asked = _OPEN_THINKING.sub("", asked)
     if not EMPTY_THINKING.sub("", text[:start]).startswith(EMPTY_THINKING.sub("", asked)):
         raise _NoBridge("template")
+    if _TOOL in text[end:]:
+        raise _NoBridge("template")  # it shows the tools again, which are other words here
     return _split(codec, answered[_span(answered, words)[1] :], text[end:])
 
 
