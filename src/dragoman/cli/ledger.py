@@ -164,6 +164,8 @@ def read_flows(file: Path) -> "Iterator[FlowCall]":
                 request, response = flow.request, flow.response
                 path, _, query = request.path.partition("?")
                 host = request.host if provider_for_host(request.host) is not None else None
+                if host is None and request.scheme != "http":
+                    continue  # base-URL mode is plain HTTP; this went to somebody else
                 found = find_provider(host=host, method=request.method, path=path, query=query, headers=request.headers)
                 if found is None or found[1].kind != "generate":
                     continue
