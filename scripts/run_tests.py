@@ -6,7 +6,7 @@ there. The last line counts both; the exit code is 1 when a test failed, an envi
 did not end well.
 """
 
-import re
+import ast
 import subprocess
 import sys
 import tempfile
@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5
 GATEWAY, ENGINE = ".venv", ".venv-engine"
-NEEDS_TORCH = re.compile(r"^\s*(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
-NEEDS_GATEWAY = re.compile(r"^\s*(import|from) (dragoman\.addons|tests\.gateway)\b", re.MULTILINE)
+NEEDS_TORCH = {"torch"}
+NEEDS_GATEWAY = {"dragoman.addons", "tests.gateway"}
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,25 @@ def read_counts(report: Path) -> Counts:
     return total
 
 
+def needs(path: Path, packages: set[str]) -> bool:
+    """Whether a test file imports one of the packages, anywhere in it, or asks for it with ``importorskip``."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "importorskip":
+            names += [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+    return any(f"{name}.".startswith(f"{package}.") for name in names for package in packages)
+
+
 def plan() -> dict[str, list[str]]:
     """Environment → what pytest is told to run there."""
     tests = ROOT / "tests"
-    torch = [path for path in sorted(tests.rglob("test_*.py")) if NEEDS_TORCH.search(path.read_text())]
+    torch = [path for path in sorted(tests.rglob("test_*.py")) if needs(path, NEEDS_TORCH)]
     both = [path for name in ("store", "trainer") for path in sorted((tests / name).rglob("test_*.py"))]
-    engine = [path for path in both if path not in torch and not NEEDS_GATEWAY.search(path.read_text())]
+    engine = [path for path in both if path not in torch and not needs(path, NEEDS_GATEWAY)]
     return {
         GATEWAY: ["tests", *(f"--ignore={path.relative_to(ROOT)}" for path in torch)],
         ENGINE: [str(path.relative_to(ROOT)) for path in sorted([*torch, *engine])],

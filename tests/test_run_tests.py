@@ -60,9 +60,17 @@ def test_each_file_runs_where_it_can(checkout: Path) -> None:
         (checkout / "tests" / package / "test_plain.py").write_text("def test_good(): pass\n")
     (checkout / "tests" / "trainer" / "test_whole.py").write_text("from dragoman.addons.tokens import TokenCodec\n")
 
+    (checkout / "tests" / "addons" / "test_quoted.py").write_text('SCRIPT = "import torch"\n')
+    (checkout / "tests" / "addons" / "test_skips.py").write_text('import pytest\npytest.importorskip("torch")\n')
+
     assert run_tests.plan() == {
-        ".venv": ["tests", "--ignore=tests/test_two.py"],
-        ".venv-engine": ["tests/store/test_plain.py", "tests/test_two.py", "tests/trainer/test_plain.py"],
+        ".venv": ["tests", "--ignore=tests/addons/test_skips.py", "--ignore=tests/test_two.py"],
+        ".venv-engine": [
+            "tests/addons/test_skips.py",
+            "tests/store/test_plain.py",
+            "tests/test_two.py",
+            "tests/trainer/test_plain.py",
+        ],
     }
 
 
