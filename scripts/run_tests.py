@@ -58,7 +58,7 @@ def needs(path: Path, packages: set[str]) -> bool:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "importorskip":
-            names += [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            names += [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
     return any(f"{name}.".startswith(f"{package}.") for name in names for package in packages)
 
 
