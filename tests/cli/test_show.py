@@ -13,12 +13,13 @@ CALL = "call0000000000000001"
 def test_an_episode(run: Callable[..., Any], filled_store: str) -> None:
     result = run("show", "abc")
     assert result.code == 0
-    facts = {line[:13].strip(): line[13:].strip() for line in result.out.splitlines()[:12]}
+    facts = {line[:13].strip(): line[13:].strip() for line in result.out.splitlines()[:13]}
     assert facts["episode"] == "abcdefgh1234"
     assert facts["sampling"] == "train, temperature 1"
     assert facts["end"] == "completed: all done"
     assert facts["reward"] == "0.75"
     assert facts["tokens"] == "6 in, 4 out"
+    assert facts["traces"] == "1 main"
     assert facts["mean logprob"] == "-0.8125"
     assert facts["policy"] == "base, policy-v1"
     assert facts["database"] == filled_store
@@ -31,6 +32,34 @@ def test_an_episode(run: Callable[..., Any], filled_store: str) -> None:
     assert "call 3 side call" in result.out
     assert "call 4 no outcome yet" in result.out
     assert "call 1 " not in result.out
+
+
+def test_forks_retries_and_messages_that_stand_with_the_parent(run: Callable[..., Any], filled_store: str) -> None:
+    from sqlalchemy import update
+
+    from dragoman.store.database import Database
+    from dragoman.store.models import Call
+
+    side = "call0000000000000003"
+    forked = {"parent_id": CALL, "shared_len": 1, "fork_reason": "history_edited", "messages_kept": 1, "kind": "main"}
+    retry = {"status": "answered", "retry_of": CALL, "error_code": None, "error_message": None}
+    database = Database.open(filled_store)
+    with database.session() as session:
+        session.execute(update(Call).where(Call.id == side).values(**forked))
+        session.execute(update(Call).where(Call.id == "call0000000000000002").values(**retry))
+    database.close()
+    result = run("show", "abcd", "--messages")
+    assert "traces        2 main" in result.out
+    assert "history_edited" in next(line for line in result.out.splitlines() if line.startswith("3 "))
+    assert f"call 2 a retry: it was given the reply of call {CALL}" in result.out
+    assert f"(1 before these, as in call {CALL})" in result.out
+    shown = json.loads(run("show", "abcd", "--json", "--messages").out)
+    assert shown["traces"] == "2 main"
+    assert [call.get("messages_kept") for call in shown["calls"]] == [0, 0, 1, None]
+    with database.session() as session:
+        session.execute(update(Call).where(Call.id == side).values(shared_len=9))
+    database.close()
+    assert "traces        none can be built: call 'call0000000000000003': it keeps 9 tokens" in run("show", "abcd").out
 
 
 def test_one_call_with_messages_and_tokens(run: Callable[..., Any], filled_store: str) -> None:

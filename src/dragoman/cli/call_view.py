@@ -45,6 +45,8 @@ def trouble(call: CallInfo) -> str | None:
         said = ": ".join(word for word in (outcome.error_code, outcome.error_message) if word)
         status = f"{outcome.status} with {outcome.http_status}" if outcome.http_status else outcome.status
         return f"{status}: {said}" if said else status
+    if outcome.retry_of is not None:
+        return f"a retry: it was given the reply of call {outcome.retry_of}"
     if call.arrival.kind != "main":
         return f"{call.arrival.kind} call"
     return None
@@ -129,6 +131,7 @@ def call_json(call: CallInfo, *, tokens: bool, messages: bool) -> JsonObject:
             array = getattr(outcome, name)
             value[name] = None if array is None else array.tolist()
     if messages:
+        value["messages_kept"] = outcome.messages_kept
         value["messages"] = [json.loads(blob.data) for blob in outcome.messages]
         value["tools"] = _load(outcome.tools)
         value["reply"] = _load(outcome.reply)
@@ -143,6 +146,8 @@ def message_lines(call: CallInfo) -> list[str]:
     lines = []
     if tools := _load(outcome.tools):
         lines.append("tools: " + ", ".join(tool["name"] for tool in tools))
+    if outcome.messages_kept:
+        lines.append(f"({outcome.messages_kept} before these, as in call {outcome.parent_id})")
     for blob in outcome.messages:
         lines += _message(json.loads(blob.data), "")
     if outcome.reply is not None:

@@ -92,7 +92,7 @@ def print_ledger(
     differences: Sequence[str],
     calls: "Sequence[CallInfo] | None",
 ) -> None:
-    """The sums, then whether they come out. ``calls``: the episode's, to list exclusions; ``None``: several episodes."""
+    """The sums, then whether they come out. ``calls``: the episode's, to list exclusions; ``None``: of several."""
     out = console()
     facts = {
         "episodes" if calls is None else "episode": name,

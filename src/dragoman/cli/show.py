@@ -41,11 +41,13 @@ def show(
     with reading(store) as (session, url):
         episode_id, call_id = find_id(session, what)
         episode = get_episode(session, episode_id)
-        calls = [call for call in read_calls(session, episode_id) if call_id in (None, call.arrival.id)]
+        every = read_calls(session, episode_id)
+    calls = [call for call in every if call_id in (None, call.arrival.id)]
     if as_json:
-        print_json(episode_json(episode, calls, url, tokens=tokens, messages=messages))
+        shown = episode_json(episode, calls, url, tokens=tokens, messages=messages)
+        print_json(shown | {"traces": traces_fact(every)})
         return
-    print_episode(episode, calls, url)
+    print_episode(episode, calls, url, traces_fact(every))
     from dragoman.cli.call_view import message_lines, token_lines
 
     for call in calls:
@@ -94,12 +96,27 @@ def episode_json(
     }
 
 
-def print_episode(episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str) -> None:
+def traces_fact(calls: "Sequence[CallInfo]") -> str:
+    """How many traces an episode's calls give, by kind, or why none can be made of them."""
+    from collections import Counter
+
+    from dragoman.store.branches import find_branches
+    from dragoman.store.call_facts import facts_of
+
+    try:
+        found = find_branches([facts_of(call) for call in calls])
+    except ValueError as error:
+        return f"none can be built: {error}"
+    kinds = Counter(branch.kind for branch in found.branches)
+    return ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "none"
+
+
+def print_episode(episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str, traces: str) -> None:
     """The episode's facts, its calls as a table, and what was wrong with those that gave nothing to train on."""
     from dragoman.cli.call_view import trouble
 
     out = console()
-    for name, value in episode_facts(episode, calls, url, time.time()).items():
+    for name, value in episode_facts(episode, calls, url, traces, time.time()).items():
         out.print(f"[bold]{name:<13}[/bold] {plain(value)}")
     if not calls:
         say("no calls yet")
@@ -111,7 +128,9 @@ def print_episode(episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str)
             out.print(f"[yellow]call {number}[/yellow] {plain(said)}")
 
 
-def episode_facts(episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str, now: float) -> dict[str, str]:
+def episode_facts(
+    episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str, traces: str, now: float
+) -> dict[str, str]:
     from dragoman.cli.call_view import NONE, mean_logprob, policy_versions, token_counts
 
     spec = episode.spec
@@ -129,6 +148,7 @@ def episode_facts(episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str,
         "reward": NONE if episode.reward is None else f"{episode.reward:g}",
         "calls": str(len(calls)),
         "tokens": f"{prompt_tokens:,} in, {completion_tokens:,} out",
+        "traces": traces,
         "mean logprob": NONE if mean is None else f"{mean:.4f}",
         "policy": ", ".join(policy_versions(calls)) or NONE,
         "database": url,
