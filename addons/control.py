@@ -169,6 +169,7 @@ def routes(gateway: "Gateway") -> list[Route]:
             "max_model_len": served.info.max_model_len if served else None,
             "renderer": served.codec.renderer_name if served else None,
             "template_has_tools": served.codec.template_has_tools if served else None,
+            "bridges": served.bridges if served else None,
             "template_hash": served.codec.template_hash if served else None,
             "tokenizer_hash": served.codec.tokenizer_hash if served else None,
         }

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from dragoman.addons.bridge import probe
 from dragoman.addons.engine import Engine, EngineInfo
 from dragoman.addons.errors import DragomanError
 from dragoman.addons.settings import Settings
@@ -13,6 +14,8 @@ from dragoman.addons.tokens import TokenCodec
 class Served:
     info: EngineInfo
     codec: TokenCodec
+    bridges: dict[str, str]
+    """Kind of new message → ``exact``, or why calls of that kind are rendered in full (see ``bridge.probe``)."""
 
 
 @dataclass(slots=True)
@@ -45,4 +48,4 @@ class ServedModel:
             raise DragomanError(
                 f"cannot load the tokenizer of model {model!r}: {error}; name its folder with --model"
             ) from error
-        return Served(info, codec)
+        return Served(info, codec, await asyncio.to_thread(probe, codec, self.settings.thinking))

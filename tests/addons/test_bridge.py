@@ -367,6 +367,14 @@ def test_a_template_that_ends_no_reply() -> None:
     template = MESSAGES.replace("<|im_end|>", "\n") + TURN
     assert outcome(template, "text", end="<|im_end|>") == "no_close"
     assert outcome(template, "text", end="") == "=", "a cut one goes on as the template does"
+    nothing_else = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
+    assert outcome(nothing_else, "text") == "no_close"
+
+
+def test_a_template_that_writes_calls_before_text() -> None:
+    template = MESSAGES.replace("{{ m.content }}{{ m.tool_calls or '' }}", "{{ m.tool_calls or '' }}{{ m.content }}")
+    assert outcome(template + TURN, "text,tool") == "template"
+    assert outcome(template + TURN, "tool") == "="
 
 
 def test_what_a_template_writes_before_the_close_goes_to_a_cut_reply() -> None:

@@ -10,6 +10,7 @@ from dragoman.addons.control import read_spec
 from dragoman.addons.errors import InvalidRequest
 from dragoman.store.records import EpisodeSpec
 from tests.addons.test_app import Served, serve
+from tests.scripted import scripted_engine
 
 NO_ENGINE = "http://127.0.0.1:9"
 OPERATOR = {"authorization": "Bearer dgo_test"}
@@ -146,3 +147,13 @@ async def test_status_works_without_an_engine(tmp_path: Path) -> None:
         status, answer = await ask(served, "GET", "/status")
         assert status == 200
         assert (answer["engine"], answer["model"], answer["outbox_depth"]) == (NO_ENGINE, None, 0)
+        assert answer["bridges"] is None
+
+
+async def test_status_says_which_turns_are_exact_once_the_model_is_known(tmp_path: Path) -> None:
+    with scripted_engine([{"text": "x"}]) as engine:
+        async with serve(tmp_path, engine.address) as served:
+            await served.gateway.model.get()
+            _, answer = await ask(served, "GET", "/status")
+            assert answer["bridges"]["parallel tool results"] == "exact"
+            assert set(answer["bridges"].values()) == {"exact"}, "our own template keeps everything"

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from dragoman.cli import checks
-from dragoman.cli.checks import check_harness, check_machine, check_store, check_template, check_trust
+from dragoman.cli.checks import (
+    check_bridges,
+    check_harness,
+    check_machine,
+    check_store,
+    check_template,
+    check_trust,
+)
 from dragoman.cli.engine_checks import check_engine
 from dragoman.cli.processes import free_port
 
@@ -128,6 +135,22 @@ def test_a_template_without_tools(tmp_path: Path) -> None:
     assert "renderer " in good.found
     missing = check_template(str(tmp_path / "nothing"), "auto")
     assert (missing.ok, "cannot be loaded" in missing.found) == (False, True)
+
+
+def test_kinds_of_turn_that_are_rendered_in_full(tmp_path: Path) -> None:
+    exact = check_bridges(str(tokenizer_folder(tmp_path / "exact", None)), "auto")
+    assert (exact.ok, "continue the sampled tokens exactly" in exact.found) == (True, True)
+    no_thoughts = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}{{ m.tool_calls or '' }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    dropping = check_bridges(str(tokenizer_folder(tmp_path / "dropping", no_thoughts)), "auto")
+    assert dropping.ok is None
+    assert "text after reasoning (thinking_policy)" in dropping.found
+    assert "parallel" not in dropping.found
+    missing = check_bridges(str(tmp_path / "nothing"), "auto")
+    assert (missing.ok, "not looked at" in missing.found) == (None, True)
 
 
 def test_an_untrusted_ca(tmp_path: Path) -> None:

@@ -8,7 +8,12 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dragoman.addons.tokens import TokenCodec
 
 _GATEWAY_ONLY = "not looked at: run doctor in the gateway's environment (Python 3.12)"
 
@@ -59,10 +64,8 @@ def check_template(model: str, renderer: str) -> Check:
     """Which renderer turns messages into tokens, and whether the model's template shows tools to the model."""
     if sys.version_info < (3, 12):
         return remark("template", _GATEWAY_ONLY)
-    from dragoman.addons.tokens import TokenCodec
-
     try:
-        codec = TokenCodec.load(model, renderer=renderer)
+        codec = _codec(model, renderer)
     except (OSError, ValueError) as error:
         return bad("template", f"the tokenizer of {model} cannot be loaded: {error}", "name its folder with --model")
     if codec.template_has_tools:
@@ -72,6 +75,30 @@ def check_template(model: str, renderer: str) -> Check:
         f"the chat template of {model} ignores tools (renderer {codec.renderer_name}): the model would never see one",
         "put a template that renders `tools` in the folder's chat_template.jinja, or choose a --renderer",
     )
+
+
+def check_bridges(model: str, renderer: str) -> Check:
+    """Which kinds of new message cannot follow a reply token by token, so that such a call starts a new branch."""
+    if sys.version_info < (3, 12):
+        return remark("bridges", _GATEWAY_ONLY)
+    from dragoman.addons.bridge import probe
+
+    try:
+        found = probe(_codec(model, renderer), "template")
+    except (OSError, ValueError):
+        return remark("bridges", "not looked at: the tokenizer cannot be loaded")
+    inexact = [f"{kind} ({outcome})" for kind, outcome in found.items() if outcome != "exact"]
+    if not inexact:
+        return good("bridges", f"all {len(found)} kinds of turn continue the sampled tokens exactly")
+    return remark("bridges", f"rendered in full, as a new branch: {', '.join(inexact)}; all others continue exactly")
+
+
+@cache
+def _codec(model: str, renderer: str) -> "TokenCodec":
+    """Raises ``OSError`` or ``ValueError`` when there is no tokenizer that can be used."""
+    from dragoman.addons.tokens import TokenCodec
+
+    return TokenCodec.load(model, renderer=renderer)
 
 
 def check_gateway(address: str, key: str, *, wanted: bool) -> tuple[Check, str | None]:

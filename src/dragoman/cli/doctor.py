@@ -72,9 +72,9 @@ def all_checks(
     found, engine_model = check_engine(full_address(engine or gateway_engine or DEFAULT_ENGINE).rstrip("/"))
     tokenizer = model or engine_model
     if tokenizer is None:
-        template = checks.remark("template", "not looked at: no engine says which model, and --model names none")
+        model_checks = [checks.remark("template", "not looked at: no engine says which model, and --model names none")]
     else:
-        template = checks.check_template(tokenizer, renderer)
+        model_checks = [checks.check_template(tokenizer, renderer), checks.check_bridges(tokenizer, renderer)]
     wanted = [checks.check_harness(name, wanted=True) for name in harnesses]
     others = [checks.check_harness(h.name, wanted=False) for h in HARNESSES if h.name not in harnesses]
     certificates = state_folder() / "certs"
@@ -83,7 +83,7 @@ def all_checks(
         trust.append(checks.check_gateway_ca(address, certificates))
     return [
         *found,
-        template,
+        *model_checks,
         checks.check_store(store or default_store_url()),
         gateway_check,
         *trust,
