@@ -1,6 +1,7 @@
-"""The harnesses that Dragoman can start, one table entry each: package, version, and how to point it at the gateway.
+"""The harnesses that Dragoman can start, one table entry each: package, version, variants.
 
-``launch`` is pure: it says what to run and changes nothing. Two modes, and a harness needs no change for either:
+How each is configured is in ``setups``, one function a harness. ``launch`` is pure: it says what to run and changes
+nothing. Two modes, and a harness needs no change for either:
 
 - ``proxy``: ``HTTPS_PROXY`` names the gateway and carries the episode's token; the harness calls its own provider's
   host with a key that is worth nothing, and the certificate variables make it trust the gateway.
@@ -11,7 +12,6 @@ hosts meets the gateway's egress policy. That is a setting, not a wall: a progra
 still open connections; for code that is not trusted add a container without any other route.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,11 @@ from typing import Literal
 from urllib.parse import quote, urlsplit
 
 from dragoman.certs.trust import trust_environment
+from dragoman.rollout import setups
 from dragoman.rollout.process import HarnessResult, Launch, run
+from dragoman.rollout.setups import Ask, Mode, Setup
 
 __all__ = ["HARNESSES", "NODE_VERSION", "Harness", "HarnessResult", "Launch", "Mode", "find_harness", "launch", "run"]
-
-Mode = Literal["proxy", "base-url"]
 
 NODE_VERSION = "24.21.0"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -31,104 +31,106 @@ FAKE_KEY = "sk-ant-fake-000000000000"
 
 
 @dataclass(frozen=True)
-class _Ask:
-    """What a table entry needs to know to configure its harness."""
-
-    mode: Mode
-    base_url: str
-    """``http://host:port``, no path."""
-    key: str
-    """The API key for the harness: ``dgm_<token>`` in base-URL mode, a worthless one in proxy mode."""
-    home: Path
-    model: str | None
-    max_turns: int | None
-    max_reply_tokens: int
-    context_tokens: int
-
-
-@dataclass(frozen=True)
-class _Setup:
-    """What a table entry answers."""
-
-    arguments: tuple[str, ...]
-    """After the program's name. The prompt comes by standard input, so none of it is read as an option or a file."""
-    env: dict[str, str]
-    files: tuple[tuple[Path, str], ...] = ()
-
-
-@dataclass(frozen=True)
 class Harness:
     name: str
     """Also the name of its program in the install folder's ``bin``."""
+    registry: Literal["npm", "pypi"]
     package: str
-    """npm package."""
     version: str
     program: str
-    """Pattern of the program's path below ``node_modules``; one file matches it after an install."""
-    can_limit_turns: bool
-    setup: Callable[[_Ask], _Setup]
-
-
-def _pi(ask: _Ask) -> _Setup:
-    folder = ask.home / ".pi" / "agent"
-    files = [(folder / "settings.json", json.dumps({"retry": {"maxRetries": 1}}))]
-    env = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
-    if ask.mode == "proxy":
-        provider, model = "anthropic", ask.model or "claude-sonnet-4-5"
-        env["ANTHROPIC_API_KEY"] = ask.key
-    else:
-        provider, model = "dragoman", ask.model or "policy"
-        entry = {"id": model, "contextWindow": ask.context_tokens, "maxTokens": ask.max_reply_tokens}
-        custom = {
-            "baseUrl": f"{ask.base_url}/v1",
-            "api": "openai-completions",
-            "apiKey": ask.key,
-            "models": [entry],
-        }
-        files.append((folder / "models.json", json.dumps({"providers": {provider: custom}})))
-    return _Setup(("-p", "--provider", provider, "--model", model), env, tuple(files))
-
-
-def _claude(ask: _Ask) -> _Setup:
-    arguments = ["-p", "--dangerously-skip-permissions"]
-    if ask.model is not None:
-        arguments += ["--model", ask.model]
-    if ask.max_turns is not None:
-        arguments += ["--max-turns", str(ask.max_turns)]
-    env = {
-        "ANTHROPIC_API_KEY": ask.key,
-        # It refuses to skip permission questions as root otherwise.
-        "IS_SANDBOX": "1",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "DISABLE_TELEMETRY": "1",
-        "DISABLE_ERROR_REPORTING": "1",
-        "DISABLE_AUTOUPDATER": "1",
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(ask.max_reply_tokens),
-        "CLAUDE_CODE_MAX_RETRIES": "2",
-    }
-    if ask.mode == "base-url":
-        env["ANTHROPIC_BASE_URL"] = ask.base_url
-    return _Setup(tuple(arguments), env)
+    """npm: pattern of the program's path below ``node_modules``; one file matches it after an install. PyPI: the
+    module to run."""
+    setup: Callable[[Ask], Setup]
+    variants: tuple[str, ...] = ()
+    """Dialects or providers that it can be set up for, where there are several; the first is the default."""
+    can_limit_turns: bool = False
+    with_packages: tuple[str, ...] = ()
+    """PyPI: requirements that the package leaves open and we do not."""
+    python_below: tuple[int, int] = (3, 14)
+    """PyPI: it needs an older Python than this."""
+    version_argument: str = "--version"
+    """Makes it print its version and end with 0."""
 
 
 HARNESSES: tuple[Harness, ...] = (
     Harness(
         name="pi",
+        registry="npm",
         package="@earendil-works/pi-coding-agent",
         version="1.6.0",
         program="@earendil-works/pi-coding-agent/dist/bundle/cli.js",
-        can_limit_turns=False,
-        setup=_pi,
+        setup=setups.pi,
+        variants=("anthropic", "chat", "responses", "gemini"),
     ),
     Harness(
         name="claude",
+        registry="npm",
         package="@anthropic-ai/claude-code",
         version="2.1.332",
         # The native program lies in the package of the platform; the main package only links to it by an install
         # script, which we do not run.
         program="@anthropic-ai/claude-code-*/claude",
+        setup=setups.claude,
         can_limit_turns=True,
-        setup=_claude,
+    ),
+    Harness(
+        name="codex",
+        registry="npm",
+        package="@openai/codex",
+        version="0.171.0",
+        program="@openai/codex-*/vendor/*/bin/codex",
+        setup=setups.codex,
+        # The first one is easier for a small model: HARNESSES.md
+        variants=("custom", "builtin"),
+    ),
+    Harness(
+        name="gemini",
+        registry="npm",
+        package="@google/gemini-cli",
+        version="0.61.0",
+        program="@google/gemini-cli/bundle/gemini.js",
+        setup=setups.gemini,
+        can_limit_turns=True,
+    ),
+    Harness(
+        name="qwen",
+        registry="npm",
+        package="@qwen-code/qwen-code",
+        version="0.24.4",
+        program="@qwen-code/qwen-code/cli-entry.js",
+        setup=setups.qwen,
+        can_limit_turns=True,
+    ),
+    Harness(
+        name="opencode",
+        registry="npm",
+        package="opencode-ai",
+        version="1.18.33",
+        # Not the one for processors without AVX2, which npm brings along (opencode-linux-x64-baseline).
+        program="opencode-*-*64/bin/opencode",
+        setup=setups.opencode,
+        variants=("chat", "anthropic", "responses"),
+    ),
+    Harness(
+        name="mini",
+        registry="pypi",
+        package="mini-swe-agent",
+        version="2.4.6",
+        program="minisweagent.run.mini",
+        setup=setups.mini,
+        can_limit_turns=True,
+        with_packages=("litellm==1.110.2",),
+        # It has no option for it, but says it before everything else.
+        version_argument="--help",
+    ),
+    Harness(
+        name="aider",
+        registry="pypi",
+        package="aider-chat",
+        version="0.86.2",
+        program="aider",
+        setup=setups.aider,
+        python_below=(3, 13),
     ),
 )
 
@@ -153,6 +155,7 @@ def launch(
     home: Path,
     workdir: Path,
     certs: Path,
+    variant: str | None = None,
     model: str | None = None,
     max_turns: int | None = None,
     max_reply_tokens: int = 4096,
@@ -163,11 +166,14 @@ def launch(
 
     ``installed`` is the folder from ``install.install(harness)``; ``gateway`` is ``http://host:port``; ``token`` is
     the episode's token, bare; ``home`` is a private home folder for this run; ``certs`` is the folder of the
-    gateway's certificate authority. ``model`` None is the harness's own choice. ``max_turns`` None is no limit.
-    ``context_tokens`` and ``max_reply_tokens`` tell a harness that asks how much fits. ``path`` is where the agent's
-    tools are found. Raises ``ValueError`` for a gateway without host and port, and for a limit of turns that the
-    harness cannot keep.
+    gateway's certificate authority. ``variant`` None is the first that the harness has, ``model`` None is the
+    harness's own choice. ``max_turns`` None is no limit. ``context_tokens`` and ``max_reply_tokens`` tell a harness
+    that asks how much fits. ``path`` is where the agent's tools are found. Raises ``ValueError`` for a gateway without
+    host and port, for a variant that the harness does not have, and for a limit of turns that it cannot keep.
     """
+    if variant is not None and variant not in harness.variants:
+        there = ", ".join(harness.variants) or "none"
+        raise ValueError(f"{harness.name} has no variant {variant!r}; there are: {there}.")
     if max_turns is not None and not harness.can_limit_turns:
         raise ValueError(f"{harness.name} cannot limit its turns: leave max_turns out, and use the time limit.")
     try:
@@ -179,11 +185,13 @@ def launch(
         raise ValueError(f"The gateway's address {gateway!r} is not of the form http://host:port.")
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     setup = harness.setup(
-        _Ask(
+        Ask(
             mode=mode,
+            variant=variant or next(iter(harness.variants), ""),
             base_url=address,
             key=f"dgm_{token}" if mode == "base-url" else FAKE_KEY,
             home=home,
+            prompt=prompt,
             model=model,
             max_turns=max_turns,
             max_reply_tokens=max_reply_tokens,
@@ -206,7 +214,7 @@ def launch(
         **setup.env,
     }
     program = str(installed / "bin" / harness.name)
-    return Launch((program, *setup.arguments), env, setup.files, workdir, prompt)
+    return Launch((program, *setup.arguments), env, setup.files, workdir, prompt if setup.prompt_by_stdin else "")
 
 
 def _proxy(address: str, token: str, direct: list[str]) -> dict[str, str]:

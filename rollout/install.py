@@ -1,8 +1,9 @@
-"""Install the harnesses of the table from npm into the cache folder, each version in a folder of its own.
+"""Install the harnesses of the table into the cache folder, each version in a folder of its own.
 
 ``npm`` on an old Node silently picks older releases of a harness, so Node 24 comes first, from the npm package of
-Node's program, and npm runs under it. No package's install script is run. A folder appears whole or not at all, so
-an interrupted install is simply done again.
+Node's program, and npm runs under it. No package's install script is run. One from PyPI gets a Python environment of
+its own, which stays off the agent's PATH: its ``bin`` holds the harness alone. A folder appears whole or not at all,
+so an interrupted install is simply done again.
 
     python -m dragoman.rollout.install pi claude
 """
@@ -49,21 +50,63 @@ def installed(harness: Harness) -> Path | None:
 
 
 def install(harness: Harness) -> Path:
-    """Install the harness if it is not yet; returns its folder, whose ``bin`` holds the program and Node.
+    """Install the harness if it is not yet; returns its folder, whose ``bin`` holds the program (and Node, for npm's).
 
     Raises ``InstallError``.
     """
     folder = install_folder(harness)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.parent):
-        node = _install_node(folder.parent)
         if installed(harness) is None:
             with _made_whole(folder) as building:
-                _npm(f"{harness.package}@{harness.version}", building, first_on_path=node.parent)
-                _link(building, harness.name, _only(building / "node_modules", harness.program))
-                (building / "bin" / "node").symlink_to(os.path.relpath(node, folder / "bin"))
+                if harness.registry == "npm":
+                    _from_npm(harness, building, folder)
+                else:
+                    _from_pypi(harness, building)
             _check_runs(folder, harness)
     return folder
+
+
+def _from_npm(harness: Harness, building: Path, folder: Path) -> None:
+    node = _install_node(folder.parent)
+    _npm(f"{harness.package}@{harness.version}", building, first_on_path=node.parent)
+    _link(building, harness.name, _only(building / "node_modules", harness.program))
+    (building / "bin" / "node").symlink_to(os.path.relpath(node, folder / "bin"))
+
+
+def _from_pypi(harness: Harness, building: Path) -> None:
+    environment = building / "venv"
+    _command([_python(harness), "-m", "venv", str(environment)], "make a Python environment")
+    packages = [f"{harness.package}=={harness.version}", *harness.with_packages]
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _command([*pip, "--no-input", *packages], f"install {packages[0]}")
+    program = building / "bin" / harness.name
+    program.parent.mkdir()
+    # pip's own scripts name the folder that they were made in, and this one is going to be renamed.
+    start = f'exec "$(dirname "$(readlink -f "$0")")/../venv/bin/python" -m {harness.program} "$@"'
+    program.write_text(f"#!/bin/sh\n{start}\n")
+    program.chmod(0o755)
+
+
+def _python(harness: Harness) -> str:
+    """A Python that the harness runs on: our own, else one on PATH."""
+    for path in (sys.executable, *map(shutil.which, ("python3.13", "python3.12", "python3.11"))):
+        if path is None:
+            continue
+        asked = subprocess.run([path, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True)
+        if asked.returncode == 0:  # a shim of pyenv may stand for a version that is not there
+            version = tuple(map(int, asked.stdout.split()))
+            if (3, 11) <= version < harness.python_below:
+                return path
+    below = ".".join(map(str, harness.python_below))
+    raise InstallError(f"{harness.name} needs a Python from 3.11 to before {below}: install one and put it on PATH.")
+
+
+def _command(command: list[str], doing: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if result.returncode != 0:
+        output = (result.stdout + result.stderr).strip()[-2000:]
+        raise InstallError(f"could not {doing} (exit code {result.returncode}):\n{output}")
 
 
 def _install_node(parent: Path) -> Path:
@@ -119,11 +162,12 @@ def _check_runs(folder: Path, harness: Harness) -> None:
     program = folder / "bin" / harness.name
     with tempfile.TemporaryDirectory() as home:
         env = {"HOME": home, "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
-        result = subprocess.run([program, "--version"], env=env, capture_output=True, text=True, timeout=120)
+        command = [str(program), harness.version_argument]
+        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     if result.returncode != 0 or harness.version not in result.stdout:
         shutil.rmtree(folder)
         raise InstallError(
-            f"{program} --version should print {harness.version}, but ended with exit code {result.returncode} and "
+            f"{' '.join(command)} should print {harness.version}, but ended with exit code {result.returncode} and "
             f"{(result.stdout + result.stderr).strip()[-500:]!r}."
         )
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("gateway", "engine", "models", "harnesses")
 MODELS = ("tiny", "smollm2")
-HARNESSES = ("pi", "claude")
+HARNESSES = ("pi", "claude", "codex")
 STAMP = ".dragoman-setup"
 
 GATEWAY_PYTHONS = ((3, 12), (3, 13))

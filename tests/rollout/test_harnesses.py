@@ -17,9 +17,7 @@ def _launch(
     mode: Mode,
     *,
     gateway: str = "http://127.0.0.1:8080",
-    model: str | None = None,
-    max_turns: int | None = None,
-    max_reply_tokens: int = 4096,
+    variant: str | None = None,
 ) -> Launch:
     return launch(
         find_harness(name),
@@ -31,10 +29,7 @@ def _launch(
         home=HOME,
         workdir=Path("/runs/7/work"),
         certs=CERTS,
-        model=model,
-        max_turns=max_turns,
-        max_reply_tokens=max_reply_tokens,
-        context_tokens=8192,
+        variant=variant,
     )
 
 
@@ -71,63 +66,39 @@ def test_the_run_is_private_and_plain(name: str, mode: Mode) -> None:
 def test_a_prompt_is_never_read_as_an_option_or_a_file(name: str, mode: Mode) -> None:
     result = _launch(name, mode)
 
-    assert result.stdin == "- do @this"
-    assert not any("do @this" in part for part in result.command)
+    # By standard input; in a file; or glued to its option, so that its own dash begins no option.
+    by_file = [path for path, content in result.files if content == "- do @this"]
+    ways = [result.stdin == "- do @this", "--task=- do @this" in result.command, bool(by_file)]
+    assert ways.count(True) == 1
+    assert result.stdin in ("- do @this", "")
+    assert "- do @this" not in result.command
+    assert all(str(path) in result.command for path in by_file)
 
 
-@EACH
-def test_the_token_is_a_key_in_base_url_mode_only(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "variant"), [(harness.name, variant) for harness in HARNESSES for variant in harness.variants or (None,)]
+)
+def test_the_token_is_a_key_in_base_url_mode_only(name: str, variant: str | None) -> None:
     def whole(mode: Mode) -> str:
-        result = _launch(name, mode)
+        result = _launch(name, mode, variant=variant)
         return json.dumps([result.env, [content for _, content in result.files]])
 
     assert "dgm_t0k" in whole("base-url")
     assert "dgm_t0k" not in whole("proxy")
     assert "sk-ant-fake" in whole("proxy")
+    assert "http://127.0.0.1:8080" in whole("base-url").replace("http://t0k:x@127.0.0.1:8080", "")
+    assert "http://127.0.0.1:8080" not in whole("proxy")
 
 
-def test_pi_by_proxy_uses_its_own_provider() -> None:
-    result = _launch("pi", "proxy")
-
-    assert result.command[1:] == ("-p", "--provider", "anthropic", "--model", "claude-sonnet-4-5")
-    assert [path.name for path, _ in result.files] == ["settings.json"]
-    assert result.env["PI_OFFLINE"] == "1"
+def test_the_first_variant_is_the_default() -> None:
+    assert _launch("pi", "proxy") == _launch("pi", "proxy", variant="anthropic")
+    assert _launch("pi", "proxy") != _launch("pi", "proxy", variant="chat")
 
 
-def test_pi_by_base_url_has_a_provider_of_ours() -> None:
-    result = _launch("pi", "base-url", model="small", max_reply_tokens=100)
-
-    assert result.command[1:] == ("-p", "--provider", "dragoman", "--model", "small")
-    models = dict(result.files)[HOME / ".pi/agent/models.json"]
-    assert json.loads(models) == {
-        "providers": {
-            "dragoman": {
-                "baseUrl": "http://127.0.0.1:8080/v1",
-                "api": "openai-completions",
-                "apiKey": "dgm_t0k",
-                "models": [{"id": "small", "contextWindow": 8192, "maxTokens": 100}],
-            }
-        }
-    }
-    assert "ANTHROPIC_API_KEY" not in result.env
-
-
-def test_claude_by_proxy_calls_its_own_host() -> None:
-    result = _launch("claude", "proxy", max_turns=3, max_reply_tokens=64)
-
-    assert result.command[1:] == ("-p", "--dangerously-skip-permissions", "--max-turns", "3")
-    assert "ANTHROPIC_BASE_URL" not in result.env
-    assert result.env["IS_SANDBOX"] == "1"
-    assert result.env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "64"
-    assert result.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"
-
-
-def test_claude_by_base_url_calls_the_gateway() -> None:
-    result = _launch("claude", "base-url", model="claude-x")
-
-    assert result.command[-2:] == ("--model", "claude-x")
-    assert result.env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8080"
-    assert result.env["ANTHROPIC_API_KEY"] == "dgm_t0k"
+@pytest.mark.parametrize(("name", "there"), [("codex", "custom, builtin"), ("claude", "none")])
+def test_an_unknown_variant_is_told_those_there_are(name: str, there: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} has no variant 'chatty'; there are: {there}"):
+        _launch(name, "proxy", variant="chatty")
 
 
 def test_a_gateway_on_another_machine_is_called_without_the_proxy_in_base_url_mode() -> None:
@@ -148,7 +119,18 @@ def test_an_address_that_is_none_is_refused(gateway: str) -> None:
 
 def test_a_limit_that_pi_cannot_keep_is_refused() -> None:
     with pytest.raises(ValueError, match="pi cannot limit its turns"):
-        _launch("pi", "proxy", max_turns=3)
+        launch(
+            find_harness("pi"),
+            installed=Path("/cache/it"),
+            mode="proxy",
+            gateway="http://127.0.0.1:8080",
+            token="t0k",
+            prompt="x",
+            home=HOME,
+            workdir=HOME,
+            certs=CERTS,
+            max_turns=3,
+        )
 
 
 def test_an_unknown_harness_is_told_the_names_there_are() -> None:
