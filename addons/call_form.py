@@ -62,7 +62,7 @@ def read_call_form(codec: TokenCodec) -> CallForm | None:
     middle, after = rest[: arguments.start()], rest[arguments.end() :]
     form = CallForm(begin, end, style, before, middle, after, between)
     read = codec.parse([0], found[first:last], (_probe_tool(),)).tool_calls
-    if [(one.name, one.status) for one in read] != [(_NAME, "ok")] * 2:
+    if [(one.name, one.status, one.arguments) for one in read] != [(_NAME, "ok", call.arguments)] * 2:
         return None
     return form
 
