@@ -34,7 +34,7 @@ from dragoman.addons.prompt import Prompt, make_prompt, seed_of
 from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider
 from dragoman.addons.providers.base import Route as ProviderRoute
-from dragoman.addons.providers.side import find_side_answer
+from dragoman.addons.providers.side import ACCOUNT_HEADER, find_side_answer
 from dragoman.addons.reply import build_reply
 from dragoman.addons.sampling import resolve_sampling
 from dragoman.addons.structured import Limits, read_limits, reading
@@ -53,7 +53,8 @@ async def handle(gateway: Gateway, request: Request) -> Response:
         _, path, query = read_credentials({}, request.url.path, request.url.query, None)
         found = find_provider(host=hop.host, method=request.method, path=path, query=query, headers=request.headers)
         if found is None:
-            if side := find_side_answer(hop.host, request.method, path):
+            account = request.headers.get(ACCOUNT_HEADER)
+            if side := find_side_answer(hop.host, request.method, path, account):
                 return Response(side.body, side.status, media_type=side.content_type)
             raise NotFound(f"{request.method} {path} is not an endpoint of this gateway")
         provider, route = found

@@ -4,10 +4,16 @@ Rules of this module: one table, first match wins, and each row names what was s
 Nothing here is stored as a call. pi makes model calls only, so it has no row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import orjson
+
+ACCOUNT_HEADER = "chatgpt-account-id"
 
 _NOT_FOUND = b'{"type":"error","error":{"type":"not_found_error","message":"Not found"}}'
 _CLAUDE = (None, "api.anthropic.com")
+_CODEX = ("chatgpt.com",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +21,17 @@ class SideAnswer:
     status: int
     body: bytes
     content_type: str = "application/json"
+
+
+def _accounts(account: str | None) -> SideAnswer:
+    """The one account that a ChatGPT login has, as its client named it."""
+    if account is None:
+        return SideAnswer(404, b"{}")
+    free = "NO_CONSTRAINT"
+    entry = {"id": account, "plan_type": "pro", "structure": "personal"}
+    entry |= {"workspace_backend_origin": free, "account_routing_override": free}
+    answer = {"accounts": [entry], "default_account_id": account, "account_ordering": [account]}
+    return SideAnswer(200, orjson.dumps(answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +42,8 @@ class _Row:
     """``*``: any."""
     path: str
     """Start of the path; with ``$`` at its end, the whole path."""
-    answer: SideAnswer
+    answer: SideAnswer | Callable[[str | None], SideAnswer]
+    """A function of the account that the request names (``None``: it names none)."""
 
     def matches(self, host: str | None, method: str, path: str) -> bool:
         return (
@@ -50,6 +68,15 @@ _ROWS = (
     _Row(_CLAUDE, "POST", "/api/event_logging/", SideAnswer(200, b"{}")),
     # claude's terminal interface: update check and change log; 404 is taken in silence.
     _Row(("downloads.claude.ai",), "*", "/", SideAnswer(404, b"{}")),
+    # codex asks for its models up to four times at the start of every run. It goes on with none, and on 404 too; a list
+    # of another shape is logged as an error.
+    _Row(_CODEX, "GET", "/backend-api/codex/models$", SideAnswer(200, b'{"models":[]}')),
+    # codex with a ChatGPT login: without its own account in the answer it makes no call and ends with 1.
+    _Row(_CODEX, "GET", "/backend-api/wham/accounts/check$", _accounts),
+    # Plugins, settings, telemetry: 404 and it goes on.
+    _Row(_CODEX, "*", "/backend-api/plugins/", SideAnswer(404, b"{}")),
+    _Row(_CODEX, "*", "/backend-api/ps/", SideAnswer(404, b"{}")),
+    _Row(_CODEX, "*", "/backend-api/wham/", SideAnswer(404, b"{}")),
     # opencode: its model catalogue (without an answer it retries for 7 to 20 s), and its plugin package at npm, which
     # claude's terminal interface asks for updates too.
     _Row(("models.opencode.ai", "registry.npmjs.org"), "*", "/", SideAnswer(404, b"{}")),
@@ -62,14 +89,15 @@ _ROWS = (
 )
 
 
-def find_side_answer(host: str | None, method: str, path: str) -> SideAnswer | None:
+def find_side_answer(host: str | None, method: str, path: str, account: str | None = None) -> SideAnswer | None:
     """The answer for a request (path without query) that is no model call; ``None``: it is not a known one.
 
-    ``host`` is the host that the harness believes to talk to; ``None``: base-URL mode.
+    ``host`` is the host that the harness believes to talk to; ``None``: base-URL mode. ``account`` is the request's
+    header ``ACCOUNT_HEADER``.
     """
     for row in _ROWS:
         if row.matches(host, method, path):
-            return row.answer
+            return row.answer if isinstance(row.answer, SideAnswer) else row.answer(account)
     return None
 
 

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from dragoman.addons.providers import find_provider
@@ -21,6 +23,11 @@ CLAUDE = "api.anthropic.com"
         (CLAUDE, "POST", "/api/eval/sdk-zAZezfDKGoZuXXKe", 404),
         (CLAUDE, "POST", "/api/event_logging/v2/batch", 200),
         (None, "POST", "/api/event_logging/v2/batch", 200),
+        ("chatgpt.com", "GET", "/backend-api/codex/models", 200),
+        ("chatgpt.com", "GET", "/backend-api/wham/accounts/check", 404),
+        ("chatgpt.com", "GET", "/backend-api/wham/settings/user", 404),
+        ("chatgpt.com", "GET", "/backend-api/plugins/export/curated", 404),
+        ("chatgpt.com", "POST", "/backend-api/ps/mcp", 404),
         ("downloads.claude.ai", "GET", "/claude-code-releases/latest", 404),
         ("models.opencode.ai", "GET", "/api.json", 404),
         ("registry.npmjs.org", "GET", "/opencode", 404),
@@ -47,7 +54,25 @@ def test_known(host: str | None, method: str, path: str, status: int) -> None:
         ("evil-rum.aliyuncs.com", "POST", "/"),
         ("play.googleapis.com", "GET", "/other"),
         (None, "GET", "/log"),
+        (None, "GET", "/backend-api/codex/models"),
+        ("chatgpt.com", "POST", "/backend-api/codex/responses"),
     ],
 )
 def test_unknown(host: str | None, method: str, path: str) -> None:
     assert find_side_answer(host, method, path) is None
+
+
+def test_a_chatgpt_login_finds_its_own_account() -> None:
+    answer = find_side_answer("chatgpt.com", "GET", "/backend-api/wham/accounts/check", 'acc-"1')
+
+    assert answer is not None
+    said = json.loads(answer.body)
+    assert (answer.status, said["default_account_id"], said["account_ordering"]) == (200, 'acc-"1', ['acc-"1'])
+    assert [account["id"] for account in said["accounts"]] == ['acc-"1']
+
+
+def test_codex_is_told_of_no_models() -> None:
+    answer = find_side_answer("chatgpt.com", "GET", "/backend-api/codex/models")
+
+    assert answer is not None
+    assert json.loads(answer.body) == {"models": []}
