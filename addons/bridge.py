@@ -1,11 +1,11 @@
 """The tokens that new messages add behind a sampled reply, without rendering anything before them again. Pure.
 
 Rules of this module: what was sampled stays as it is, to the token. What follows it is the template's own text, found
-in renderings of the conversation's *outline*: its messages and tools with other words in them. Three are made: up to the reply,
-with the reply, and with the new messages too, which keep their words. Where the third begins with the first, the
-template still shows what stood before the reply; where the second ends, the new messages begin. Otherwise the template
-drops or moves something that the stream holds: there is no bridge, and the caller forks with the reason. An outline
-costs little however long the texts are, and it asks about the conversation's own shape.
+in renderings of the conversation's *outline*: its messages and tools with other words in them. Three are made: up to
+the reply, with the reply, and with the new messages too, which keep their words. Where the third begins with the first,
+the template still shows what stood before the reply; where the second ends, the new messages begin. Otherwise the
+template drops or moves something that the stream holds: there is no bridge, and the caller forks with the reason. An
+outline costs little however long the texts are, and it asks about the conversation's own shape.
 
 A hand-written renderer's own bridge is not asked. Where this one bridges, it gives the same tokens or none; elsewhere
 it goes on where its full rendering would drop or move what was sampled. The tests compare the two.
@@ -86,10 +86,10 @@ def _following(codec: TokenCodec, behind: Behind, seam: _Seam) -> TokenIds:
         if not seam.close or ids[-1] != following[0]:
             raise _NoBridge("no_close")  # another end, which the template would not have written here
         return following[1:]
-    reply = behind.history[-1].parts
-    if all(isinstance(part, ReasoningPart) for part in reply):
-        raise _NoBridge("no_close")  # cut inside its reasoning
-    if any(isinstance(part, ToolCallPart) for part in reply):
+    said = codec.parse(behind.prompt_ids, ids, ())
+    if not said.text.strip() and not said.tool_calls:
+        raise _NoBridge("no_close")  # cut inside its reasoning, or before its first word
+    if any(isinstance(part, ToolCallPart) for part in behind.history[-1].parts):
         return following  # the gap is the end of the call, and the call stays as it was sampled
     return np.concatenate([codec.encode(seam.gap), following])
 
@@ -138,7 +138,7 @@ def _split(codec: TokenCodec, alone: str, followed: str) -> _Seam:
         at, close = min(found)
         gap = alone[:at]
     else:  # whoever speaks next closes it (GLM), or nobody does
-        gap = alone.rstrip()
+        gap = alone
         close = next((close for close in closes if followed.startswith(gap + close)), "")
     if not followed.startswith(gap + close):
         raise _NoBridge("template")
@@ -204,16 +204,13 @@ def probe(codec: TokenCodec, thinking: Thinking) -> dict[str, str]:
 def _try(codec: TokenCodec, thinking: Thinking, reply: tuple[Part, ...], new: tuple[Message, ...], *, cut: bool) -> str:
     history = (Message("user", (TextPart("A question."),)), Message("assistant", reply))
     tools = tuple(Tool(name, "A tool.", {"type": "object", "properties": {}}) for name in ("one", "two"))
-    nothing = np.empty(0, dtype=np.int32)
     try:
         whole = codec.render_text((*history, *new), tools)
         seam = _find_seam(codec, history, new, tools, thinking)
-        if not seam.close:
-            return "no_close"
-        sampled = nothing if cut else codec.encode(seam.close)
-        following = _following(codec, Behind(nothing, sampled, history), seam)
     except _NoBridge as no_bridge:
         return no_bridge.reason
     except Unsupported:
         return "refused"
-    return "exact" if whole.endswith(codec.decode(np.concatenate([sampled, following]))) else "differs"
+    if not seam.close and not cut:
+        return "no_close"
+    return "exact" if whole.endswith(seam.close + seam.rest) else "differs"

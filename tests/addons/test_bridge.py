@@ -38,6 +38,7 @@ from dragoman.addons.messages import Message, Part, ReasoningPart, TextPart, Too
 from dragoman.addons.template_messages import template_messages, template_tools
 from dragoman.addons.tokens import TokenCodec
 from dragoman.store.records import TokenIds
+from dragoman.trainer.tiny_model import TEMPLATE
 from tests.addons.templates.families import FAMILIES, Family, codec, load
 
 TABLE = """
@@ -67,14 +68,14 @@ qwen3.5-by-hand     earlier     P    =      =         =        P      P     P   
 qwen3.5-by-hand     before      ~    =      =         =        ~      ~     ~        -
 qwen3.5-no-think    none        ~    =      =         =        ~      ~     ~        -
 llama-3             none        =    =      T         X        =      =     =        -
-llama-3             last        P    P      P         X        P      P     P        P
+llama-3             last        P    P      P         X        P      P     P        -
 llama-3             earlier     =    =      T         X        =      =     =        -
 llama-3-by-hand     none        =    =      T         X        =      =     =        -
-llama-3-by-hand     last        P    P      P         X        P      P     P        P
+llama-3-by-hand     last        P    P      P         X        P      P     P        -
 llama-3-by-hand     earlier     =    =      T         X        =      =     =        -
 gemma-4             none        =    =      T         =        =      =     =        -
 gemma-4             empty       ~    ~      T         ~        ~      ~     ~        -
-gemma-4             last        P    =      T         =        P      P     P        P
+gemma-4             last        P    =      T         =        P      P     P        -
 gemma-4             earlier     P    =      T         =        P      P     P        -
 gemma-4             before      =    =      T         =        =      =     =        -
 gemma-4-by-hand     none        =    =      T         =        =      =     =        -
@@ -371,6 +372,14 @@ def test_a_template_that_ends_no_reply() -> None:
     assert outcome(nothing_else, "text") == "no_close"
 
 
+def test_a_template_that_closes_the_last_reply_otherwise() -> None:
+    alone = "{% if loop.last and not add_generation_prompt %}"
+    both = MESSAGES.replace("<|im_end|>", "<|im_end|>" + alone + "<|endoftext|>{% endif %}") + TURN
+    assert outcome(both, "text") == "="
+    other = MESSAGES.replace("<|im_end|>", alone + "<|im_end|>{% else %}<|endoftext|>{% endif %}") + TURN
+    assert outcome(other, "text") == "template"
+
+
 def test_a_template_that_writes_calls_before_text() -> None:
     template = MESSAGES.replace("{{ m.content }}{{ m.tool_calls or '' }}", "{{ m.tool_calls or '' }}{{ m.content }}")
     assert outcome(template + TURN, "text,tool") == "template"
@@ -380,6 +389,26 @@ def test_a_template_that_writes_calls_before_text() -> None:
 def test_what_a_template_writes_before_the_close_goes_to_a_cut_reply() -> None:
     template = MESSAGES.replace("<|im_end|>", " (end)<|im_end|>") + TURN
     assert outcome(template, "cut", end="") == "="
+
+
+def test_a_tokenizer_that_treats_the_start_of_a_text_in_its_own_way() -> None:
+    used = codec(CHATML, "template", TEMPLATE.read_text(), pieces=True)
+    assert used.encode("x").tolist() != used.encode("<|im_end|>x").tolist()[1:]
+    prompt = used.render(ASKED, TOOLS)
+    history = (*ASKED, says(TextPart("An answer.")))
+    completion = used.encode("<|im_start|>An answer.<|im_end|>")[1:]
+    bridged = bridge(used, Behind(prompt, completion, history), (user("And then?"),), TOOLS, "template")
+    assert not isinstance(bridged, str)
+    assert bridged.tolist() == used.render((*history, user("And then?")), TOOLS).tolist()
+
+
+def test_white_space_beside_a_call_is_no_text() -> None:
+    """Gemma writes a reply's text behind its tool results, but of this there is none."""
+    case = make_case("gemma-4", "none", "tool")
+    (*asked, reply) = case.behind.history
+    history = (*asked, says(TextPart(" \n"), *reply.parts))
+    behind = Behind(case.behind.prompt_ids, case.behind.completion_ids, history)
+    assert not isinstance(bridge(case.codec, behind, case.new, TOOLS, "template"), str)
 
 
 def test_an_end_that_is_no_token_is_passed_over() -> None:

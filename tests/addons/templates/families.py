@@ -220,11 +220,11 @@ def load(name: str) -> tuple[Family, TokenCodec]:
 
 
 @cache
-def codec(family: Family, renderer: str, template: str | None) -> TokenCodec:
-    """The codec of a model of ``family`` with this chat template."""
+def codec(family: Family, renderer: str, template: str | None, *, pieces: bool = False) -> TokenCodec:
+    """The codec of a model of ``family`` with this chat template. ``pieces``: not of bytes, but of sentence pieces."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        tokenizer = Tokenizer.from_str(_base())
+        tokenizer = Tokenizer.from_str(_pieces() if pieces else _bytes())
         tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in family.special])
         tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in family.markers])
         tokenizer.save(str(folder / "tokenizer.json"))
@@ -245,15 +245,28 @@ def _shipped(name: str) -> str:
     return path.read_text()
 
 
+_CORPUS = ("the question and the answer", "system user assistant tool", "a function call with arguments") * 4
+
+
 @cache
-def _base() -> str:
+def _bytes() -> str:
     """A byte-level BPE without special tokens, as JSON."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )
-    corpus = ["the question and the answer", "system user assistant tool", "a function call with arguments"]
-    tokenizer.train_from_iterator(corpus * 4, trainer)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    return tokenizer.to_str()
+
+
+@cache
+def _pieces() -> str:
+    """A BPE of sentence pieces, which puts a space before the first word of a text and no other; ASCII only."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
+    alphabet = ["\n", *(chr(number) for number in range(33, 127))]
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(_CORPUS, trainer)
     return tokenizer.to_str()
