@@ -118,8 +118,12 @@ def episodes(draw: st.DrawFn, *, most: int = 14, episode_id: str = "e1") -> Epis
         kind = draw(st.sampled_from(KINDS))
         if what == "bare" or (what != "root" and not full):
             status: CallStatus = draw(st.sampled_from(("arrived", "refused", "failed", "aborted")))
-            killed = status == "aborted" and draw(st.booleans())
-            episode.end(name, status, kind=kind, **({"error_code": GATEWAY_KILLED} if killed else {}))
+            known_of_it: dict[str, Any] = {}
+            if status == "aborted" and draw(st.booleans()):
+                known_of_it["error_code"] = GATEWAY_KILLED
+            if status == "refused":
+                known_of_it["prompt_len"] = 70_000  # too long: counted, and its ids are not stored
+            episode.end(name, status, kind=kind, **known_of_it)
             continue
         parent = draw(st.sampled_from(full)) if full and what != "root" else None
         if what == "retry":
