@@ -96,7 +96,7 @@ class Talk:
         stored = tuple(message_blob(message) for message in request.messages)
         return Call(arrival, ANTHROPIC, request, served, stored, blobs, seed, found, prompt, Sampling())
 
-    def answer(self, call: Call, sampled: str | TokenIds) -> Message:
+    def answer(self, call: Call, sampled: str | TokenIds, *, stop: tuple[str, ...] = ()) -> Message:
         """What was sampled becomes the call's reply; returns it as a harness would replay it."""
         ids = self.codec.encode(sampled) if isinstance(sampled, str) else sampled
         ended = len(ids) > 0 and ids[-1] in self.codec.stop_ids
@@ -107,7 +107,9 @@ class Talk:
             finish_reason="stop" if ended else "length",
             policy_spans=(PolicySpan("base", 0, len(ids)),),
         )
-        parsed = self.codec.parse(call.prompt.ids, ids, call.request.tools)
+        stream = self.codec.text_stream(call.prompt.ids, call.request.tools, stop=stop)
+        stream.feed([int(token) for token in ids])
+        _, parsed, stopped_by = stream.finish()
         _, reply = build_reply(
             call_id=call.id,
             model="m",
@@ -115,10 +117,10 @@ class Talk:
             tool_call_prefix=call.provider.tool_call_prefix,
             parsed=parsed,
             completion=completion,
-            stop_sequence=None,
+            stop_sequence=stopped_by,
             show_completion=False,
         )
-        sample = Sampled(completion, parsed, None, call.arrival.arrived_at, None)
+        sample = Sampled(completion, parsed, stopped_by, call.arrival.arrived_at, None)
         self.lineage.add(call.node(sample, reply))
         self.rows.append(CallInfo(call.arrival, answered(call, sample, reply, call.arrival.arrived_at)))
         parts: tuple[ReplyPart, ...] = reply.parts
