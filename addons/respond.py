@@ -24,12 +24,19 @@ FIRST_SIGN = 1.0
 is clearer to a harness than an error inside a stream."""
 
 
-def json_response(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+def json_response(value: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), headers=headers, media_type="application/json")
+
+
+def request_id(provider: Provider, call_id: str | None) -> dict[str, str]:
+    """The header by which the provider names a request, for a call that has an id."""
+    name = provider.request_id_header
+    return {} if name is None or call_id is None else {name: f"req_{call_id}"}
 
 
 def error_response(provider: Provider, error: DragomanError, call_id: str | None) -> Response:
     headers = {"retry-after": str(error.retry_after)} if error.retry_after is not None else {}
+    headers |= request_id(provider, call_id)
     body = orjson.dumps(provider.error_body(error, call_id))
     return Response(body, provider.error_status(error), headers, media_type="application/json")
 
@@ -64,7 +71,8 @@ async def streamed(call: Call, generation: Generation, settings: Settings) -> Re
             generation.detach(delivered=delivered)
 
     media_type = "text/event-stream" if call.request.stream_form == "sse" else "application/json"
-    return StreamingResponse(body(), media_type=media_type, headers={"cache-control": "no-cache"})
+    headers = {"cache-control": "no-cache", **request_id(call.provider, call.id)}
+    return StreamingResponse(body(), media_type=media_type, headers=headers)
 
 
 async def whole(request: Request, call: Call, generation: Generation, settings: Settings) -> Response:
@@ -96,13 +104,14 @@ async def whole(request: Request, call: Call, generation: Generation, settings: 
         finally:
             generation.detach(delivered=delivered)
 
-    return StreamingResponse(late(), media_type="application/json")
+    return StreamingResponse(late(), media_type="application/json", headers=request_id(call.provider, call.id))
 
 
 def _rendered(call: Call, generation: Generation) -> Response:
     match generation.events[-1]:
         case ReplyFinished(reply=reply):
-            return json_response(call.provider.render_reply(reply, call.request))
+            body = call.provider.render_reply(reply, call.request)
+            return json_response(body, request_id(call.provider, call.id))
         case ReplyFailed(error=error):
             return error_response(call.provider, to_dragoman_error(error), call.id)
     raise AssertionError("a finished generation ends in a closing event")

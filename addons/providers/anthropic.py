@@ -95,6 +95,7 @@ class Anthropic:
     name: ProviderName = "anthropic"
     hosts: tuple[str, ...] = ("api.anthropic.com",)
     tool_call_prefix: str = "toolu_"
+    request_id_header: str | None = "request-id"
 
     def route(self, method: str, path: str) -> Route | None:
         match method, path:

@@ -64,6 +64,8 @@ class Provider(Protocol):
     """Host names of the real provider, for proxy mode."""
     tool_call_prefix: str
     """Put before ``<call id>_<n>`` to make a tool-call id in the dialect's own style."""
+    request_id_header: str | None
+    """Name of the reply's header that carries ``req_<call id>``; ``None``: the provider sends none."""
 
     def route(self, method: str, path: str) -> Route | None:
         """The route that ``path`` (no query) means, or ``None``: not one of ours."""

@@ -98,6 +98,7 @@ class Google:
     name: ProviderName = "google"
     hosts: tuple[str, ...] = ("generativelanguage.googleapis.com",)
     tool_call_prefix: str = TOOL_CALL_PREFIX
+    request_id_header: str | None = None
 
     def route(self, method: str, path: str) -> Route | None:
         match = _PATH.fullmatch(unquote(path))

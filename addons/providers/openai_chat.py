@@ -57,7 +57,7 @@ from dragoman.addons.providers.fields import (
     shown,
     wrong,
 )
-from dragoman.addons.providers.openai_errors import error_object, error_status
+from dragoman.addons.providers.openai_errors import REQUEST_ID_HEADER, error_object, error_status
 from dragoman.addons.sse import encode_event
 from dragoman.store.records import JsonObject, ProviderName
 
@@ -76,6 +76,7 @@ class OpenAIChat:
     name: ProviderName = "openai_chat"
     hosts: tuple[str, ...] = ("api.openai.com", "openrouter.ai")
     tool_call_prefix: str = "call_"
+    request_id_header: str | None = REQUEST_ID_HEADER
 
     def route(self, method: str, path: str) -> Route | None:
         match = _PATH.fullmatch(path)

@@ -4,6 +4,9 @@ from dragoman.addons.errors import ContextTooLong, DragomanError, ErrorCode
 from dragoman.addons.providers.base import error_text
 from dragoman.store.records import JsonObject
 
+REQUEST_ID_HEADER = "x-request-id"
+"""Qwen Code goes on after an error inside a stream only when the reply has this header (checked)."""
+
 _TYPES: dict[ErrorCode, tuple[str, str | None]] = {
     "invalid_request": ("invalid_request_error", None),
     "unsupported": ("invalid_request_error", "unsupported_value"),

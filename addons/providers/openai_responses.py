@@ -67,7 +67,7 @@ from dragoman.addons.providers.fields import (
     wrong,
 )
 from dragoman.addons.providers.openai_chat import OPENAI_CHAT, image_part
-from dragoman.addons.providers.openai_errors import error_object, error_status
+from dragoman.addons.providers.openai_errors import REQUEST_ID_HEADER, error_object, error_status
 from dragoman.addons.providers.openai_tools import (
     call_item,
     choice_shown,
@@ -105,6 +105,7 @@ class OpenAIResponses:
     name: ProviderName = "openai_responses"
     hosts: tuple[str, ...] = ("api.openai.com", "chatgpt.com", "openrouter.ai")
     tool_call_prefix: str = "call_"
+    request_id_header: str | None = REQUEST_ID_HEADER
 
     def route(self, method: str, path: str) -> Route | None:
         if method != "POST":

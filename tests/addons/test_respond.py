@@ -223,6 +223,24 @@ async def test_what_the_engine_refuses_is_refused(
         assert (outcome.status, outcome.http_status) == ("refused", 400)
 
 
+REQUEST_ID = {"anthropic": "request-id", "chat": "x-request-id", "responses": "x-request-id"}
+
+
+@every_dialect
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["Hi", "FAIL-LATER", "FAIL-503"])
+async def test_a_reply_names_its_request_as_the_provider_does(
+    tmp_path: Path, engine: Scripted, dialect: Dialect, stream: bool, prompt: str
+) -> None:
+    async with serve(tmp_path, engine.address) as served:
+        path = dialect.stream if stream else dialect.whole
+        response = await served.http.post(path, json=dialect.body(prompt, stream))
+        outcome = await served.last_outcome()
+        said = {name: response.headers.get(name) for name in ("request-id", "x-request-id")}
+        wanted = REQUEST_ID.get(dialect.name)
+        assert said == {name: f"req_{outcome.id}" if name == wanted else None for name in said}
+
+
 # -- what a harness cannot take ----------------------------------------------------------------------------------------
 
 
