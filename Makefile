@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
 ARGS ?=
 
-.PHONY: help setup quickstart test lint e2e-first bench bench-drift clean
+.PHONY: help setup quickstart test lint e2e-first e2e-harnesses bench bench-drift clean
 
 help:
 	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
@@ -11,6 +11,9 @@ help:
 	@echo "make test        all tests, in both environments"
 	@echo "make lint        ruff and mypy"
 	@echo "make e2e-first   real harnesses, both modes, real vLLM and scripted engine: a table of 8 rows"
+	@echo "make e2e-harnesses   every harness and variant, both modes: the table in docs/harnesses.md"
+	@echo "                     DEFECTS=1: what each makes of broken replies; ONLY=codex: rows whose name begins so;"
+	@echo "                     RESUME=1: rows without a good outcome yet"
 	@echo "make bench-drift do later turns extend what was sampled, to the token? beside re-rendering"
 	@echo "make bench       all benchmarks"
 	@echo "make clean       remove what setup and the tests made in this folder (the cache folder stays)"
@@ -33,6 +36,9 @@ lint:
 
 e2e-first: setup
 	@.venv/bin/python scripts/e2e_first.py
+
+e2e-harnesses: setup
+	@.venv/bin/python -m scripts.e2e_harnesses $(if $(DEFECTS),--defects) $(if $(RESUME),--resume) $(ONLY:%=--only %)
 
 bench-drift: setup
 	@.venv/bin/python -m bench.drift
