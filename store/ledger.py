@@ -67,9 +67,8 @@ def balance(calls: Sequence[CallInfo], traces: Traces) -> Ledger:
     for trace in traces.traces:
         problems += _compare(trace, by_id)
         for turn in trace.turns:
-            trained = int(np.count_nonzero(trace.loss_mask[turn.start : turn.end]))
-            if turn.trained or trained:
-                traced.append((turn.call_id, trained))
+            if turn.trained:
+                traced.append((turn.call_id, int(np.count_nonzero(trace.loss_mask[turn.start : turn.end]))))
     problems += _check(facts, traced, traces.excluded)
     tokens = sum(trace.trained_tokens for trace in traces.traces)
     return _ledger(facts, tokens, len(traces.traces), traces.excluded, problems)

@@ -87,6 +87,16 @@ def spanless(traces: Traces) -> Traces:
     return replace(traces, traces=(first, *traces.traces[1:]))
 
 
+def headless(traces: Traces) -> Traces:
+    """The second trace without what stood before its only trained turn."""
+    trace = traces.traces[1]
+    cut = trace.turns[-1].start
+    turn = trace.turns[-1]
+    turn = replace(turn, start=0, completion_start=turn.completion_start - cut, end=turn.end - cut)
+    arrays = {name: getattr(trace, name)[cut:] for name in ("token_ids", "loss_mask", "logprobs")}
+    return replace(traces, traces=(traces.traces[0], replace(trace, turns=(turn,), **arrays)))
+
+
 def emptied(traces: Traces) -> Traces:
     """The first trace's first trained turn is no longer called trained, but its mask stays."""
     first = traces.traces[0]
@@ -118,6 +128,7 @@ def emptied(traces: Traces) -> Traces:
         (lambda t: first_changed(t, "token_ids", put(0, 77)), ["call 'a' stands in a trace with other tokens"]),
         (lambda t: first_changed(t, "logprobs", put(4, -0.5)), ["call 'a' stands in a trace with other logprobs"]),
         (spanless, ["the trace of call 'b' trains 5 tokens, but names the policy of 2"]),
+        (headless, ["call 'c' stands in a trace with other tokens", "call 'c' has a wrong loss mask"]),
         (emptied, ["call 'a' has a wrong loss mask"]),
     ],
 )
