@@ -17,7 +17,7 @@ from dragoman.store.database import Database
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> Iterator[None]:
-    """Ctrl-C works in tests: a shell starts what runs in its background with SIGINT ignored, and children inherit it."""
+    """Ctrl-C works in tests: a shell lets what it runs in the background ignore SIGINT, and children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
