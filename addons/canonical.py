@@ -23,7 +23,7 @@ from dragoman.addons.messages import (
     ToolCallPart,
 )
 
-CANONICAL_VERSION = 1
+CANONICAL_VERSION = 2
 
 Echo = Literal["same", "changed"]
 
@@ -71,6 +71,7 @@ def compare_echo(issued: tuple[Part, ...], echoed: tuple[Part, ...]) -> Echo | N
     - Arguments may be serialised anew: ``{"a":1}`` (Qwen, OpenCode, Pi).
     - A call whose arguments are no JSON object may come back repaired or emptied: ``{}`` (Pi),
       ``{"__unparsedToolInput": …}`` (Claude Code), repaired (Qwen); under the tool name ``invalid`` (OpenCode).
+    - Arguments that a freeform tool does not have come back as that tool's input, to the letter (Codex's ``exec``).
     """
     if issued == echoed:
         return "same"
@@ -111,7 +112,9 @@ def _same_call(issued: ToolCallPart, echoed: ToolCallPart) -> bool:
     arguments = read_arguments(issued.arguments)
     if echoed.name != issued.name and echoed.name != _RENAMED:
         return False
-    return arguments is None or echoed.name == _RENAMED or arguments == read_arguments(echoed.arguments)
+    if arguments is None or echoed.name == _RENAMED:
+        return True
+    return read_arguments(echoed.arguments) in (arguments, {"input": issued.arguments})
 
 
 def read_arguments(text: str) -> dict[str, object] | None:

@@ -64,6 +64,8 @@ BROKEN = ToolCallPart("toolu_x_0", "bash", '{"command": "ls')
         ((BROKEN,), (ToolCallPart("toolu_x_0", "invalid", '{"tool": "bash"}'),), "changed"),
         ((CALL,), (ToolCallPart("toolu_x_0", "invalid", '{"tool": "bash"}'),), "changed"),
         ((ToolCallPart("a", "bash", ""),), (ToolCallPart("a", "bash", "{}"),), "changed"),
+        ((ToolCallPart("a", "exec", '{"x": 1}'),), (ToolCallPart("a", "exec", '{"input":"{\\"x\\": 1}"}'),), "changed"),
+        ((ToolCallPart("a", "exec", '{"x": 1}'),), (ToolCallPart("a", "exec", '{"input":"{\\"x\\": 2}"}'),), None),
         ((), (), "same"),
     ],
 )
