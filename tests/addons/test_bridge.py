@@ -31,6 +31,8 @@ from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dragoman.addons.bridge import Behind, Thinking, bridge, probe
 from dragoman.addons.errors import Unsupported
@@ -248,6 +250,46 @@ def test_with_thinking_kept_reasoning_alone_is_no_reason_to_fork(
     else:
         without = next((code for row in cells() if row[:3] == (name, "none", kind) for code in row[3:]), "")
         assert bridged == REASONS[without if outcome == "P" else outcome]
+
+
+NO_REASONING = ("qwen3.5-no-think", "llama-3", "llama-3-by-hand", "deepseek-v3-by-hand")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_a_conversation_of_any_shape_is_exact_or_forks_for_a_reason(name: str, data: st.DataObject) -> None:
+    """Turn by turn, so that what a bridge adds is what the next one builds on."""
+    family, used = load(name)
+    history: tuple[Message, ...] = ASKED
+    prompt = used.render(history, TOOLS)
+    for turn in range(data.draw(st.integers(1, 6))):
+        count = data.draw(st.sampled_from([0, 0, 1, 1, 2]))
+        calls = tuple(replace(call(number), id=f"call_{turn}_{number}") for number in range(count))
+        text = (
+            data.draw(st.sampled_from(["An answer.", "Two\n\nlines"])) if not calls or data.draw(st.booleans()) else ""
+        )
+        thought = None if name in NO_REASONING else data.draw(st.sampled_from([None, "Hm.", "Hm,\nwell."]))
+        sampled = used.encode(family.reply(thought, text, calls, prompt=used.decode(prompt)))
+        parts: list[Part] = [ReasoningPart(thought)] if thought else []
+        parts += [TextPart(text)] if text else []
+        new = [Message("tool", tuple(ToolResultPart(c.id, (TextPart("found"),)) for c in calls))] if calls else []
+        if not calls or data.draw(st.booleans()):
+            new.append(user("And then?"))
+        said = (*history, says(*parts, *calls))
+        bridged = bridge(used, Behind(prompt, sampled, said), tuple(new), TOOLS, "template")
+        history = (*said, *new)
+        try:
+            whole = used.render_text(history, TOOLS)
+        except Unsupported:
+            assert bridged == "template"
+            return
+        if isinstance(bridged, str):
+            assert not plain(whole).startswith(plain(used.decode(np.concatenate([prompt, sampled]))))
+            prompt = used.render(history, TOOLS)
+        else:
+            assert plain(used.decode(bridged)) == plain(whole)
+            prompt = bridged
 
 
 @pytest.mark.parametrize("name", [name for name, (_, renderer, _) in FAMILIES.items() if renderer != "template"])

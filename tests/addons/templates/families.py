@@ -118,6 +118,14 @@ class Glm45(Family):
         return "<|observation|>" if calls else "<|user|>"
 
 
+class Glm45ByHand(Glm45):
+    """As the hand-written renderer has it: beside text, no line break between calls."""
+
+    def calls(self, calls: Sequence[ToolCallPart], text: str) -> str:
+        written = Glm45.calls(self, calls, text)
+        return written.replace("</tool_call>\n", "</tool_call>") if text else written
+
+
 class Glm5(Glm45):
     """The same without white space."""
 
@@ -145,7 +153,7 @@ class DeepSeek(Family):
 
 
 class DeepSeekByHand(DeepSeek):
-    """As the hand-written renderer has it."""
+    """As the hand-written renderer has it: no line break between calls."""
 
     between = ""
 
@@ -178,6 +186,7 @@ _GLM_TOKENS = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<
 _GLM_MARKERS = (*_QWEN_MARKERS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _GLM_ENDS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 _GLM45 = Glm45(_GLM_TOKENS, "<|endoftext|>", _GLM_ENDS, markers=_GLM_MARKERS)
+_GLM45_BY_HAND = Glm45ByHand(_GLM_TOKENS, "<|endoftext|>", _GLM_ENDS, markers=_GLM_MARKERS)
 _GLM5 = Glm5(_GLM_TOKENS, "<|endoftext|>", _GLM_ENDS, markers=_GLM_MARKERS)
 _DEEPSEEK_TOKENS = _deepseek(
     *("begin of sentence", "end of sentence", "User", "Assistant", "tool calls begin", "tool calls end"),
@@ -202,7 +211,7 @@ FAMILIES: dict[str, tuple[Family, str, str | None]] = {
     "gemma-4": (_GEMMA4, "template", "gemma4_v5"),
     "gemma-4-by-hand": (_GEMMA4, "gemma4", None),
     "glm-4.5": (_GLM45, "template", "glm4moe"),
-    "glm-4.5-by-hand": (_GLM45, "glm-4.5", None),
+    "glm-4.5-by-hand": (_GLM45_BY_HAND, "glm-4.5", None),
     "glm-5-by-hand": (_GLM5, "glm-5", None),
     "deepseek-r1": (_R1, "template", "deepseekv3"),
     "deepseek-r1-by-hand": (_R1_BY_HAND, "deepseek-r1", None),
