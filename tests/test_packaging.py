@@ -35,12 +35,8 @@ TESTED_IN = {
     # Parts of the app, through it.
     "addons/call.py": "tests/addons/test_app.py",
     "addons/gateway.py": "tests/addons/test_app.py",
-    "addons/prompt.py": "tests/addons/test_continuation.py",
-    "addons/restore.py": "tests/addons/test_continuation.py",
     "addons/served.py": "tests/addons/test_app.py",
     "addons/settings.py": "tests/addons/test_app.py",
-    "addons/structured.py": "tests/addons/test_generation.py",
-    "addons/call_form.py": "tests/addons/test_generation.py",
     # Parts of a dialect, through it.
     "addons/providers/openai_errors.py": "tests/addons/providers/test_openai_chat.py",
     "addons/providers/openai_tools.py": "tests/addons/providers/test_openai_responses.py",
