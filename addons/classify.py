@@ -32,6 +32,11 @@ def _has_history(request: ChatRequest) -> bool:
     return any(message.role == "assistant" for message in request.messages)
 
 
+def _user_texts(request: ChatRequest) -> int:
+    users = (message for message in request.messages if message.role == "user")
+    return sum(isinstance(part, TextPart) for message in users for part in message.parts)
+
+
 def _last_text(request: ChatRequest) -> str:
     parts = request.messages[-1].parts if request.messages else ()
     return "\n".join(part.text for part in parts if isinstance(part, TextPart))
@@ -45,12 +50,9 @@ _RULES = (
     _Rule("claude", "side", _without_tools),
     # The router that chooses a model, once per session and sub-agent; and next-speaker checks: JSON without tools.
     _Rule("gemini", "side", _without_tools),
-    # A title: two user messages (the instruction and the conversation's first), no tools.
-    _Rule(
-        "opencode",
-        "side",
-        lambda request: _without_tools(request) and sum(m.role == "user" for m in request.messages) > 1,
-    ),
+    # A title: two user texts (the instruction and the conversation's first), as two messages or, in the Anthropic
+    # dialect, as two blocks of one; a compaction has one text, which holds the whole conversation.
+    _Rule("opencode", "side", lambda request: _without_tools(request) and _user_texts(request) > 1),
     _Rule("opencode", "compaction", _without_tools),
     # A summary is asked for behind the history, without tools.
     _Rule("qwen", "compaction", lambda request: _without_tools(request) and _has_history(request)),
