@@ -81,6 +81,21 @@ def with_argument_text(shown: list[JsonObject]) -> list[JsonObject]:
     ]
 
 
+def with_argument_objects(shown: list[JsonObject]) -> list[JsonObject]:
+    """The same with every call's arguments as an object; a text that is none stands in one as ``malformed``."""
+    return [
+        {**m, "tool_calls": [_argument_object(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
+        for m in shown
+    ]
+
+
+def _argument_object(call: JsonObject) -> JsonObject:
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str):
+        return call
+    return {**call, "function": {**call["function"], "arguments": {"malformed": arguments}}}
+
+
 def _argument_text(call: JsonObject) -> JsonObject:
     arguments = call["function"]["arguments"]
     if isinstance(arguments, str):

@@ -64,6 +64,16 @@ def wants_argument_text(render: Render) -> bool:
     return False
 
 
+def takes_broken_arguments(render: Render) -> bool:
+    """Whether a call can be shown whose arguments are a text that is no JSON (the templates with XML calls refuse)."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": '}}
+    try:
+        render([_USER, {"role": "assistant", "content": "", "tool_calls": [call]}], add_generation_prompt=False)
+    except REFUSED:
+        return False
+    return True
+
+
 def takes_later_system(render: Render) -> bool:
     """Whether a system message may stand behind others (Qwen3.5's template refuses one)."""
     system: JsonObject = {"role": "system", "content": "A rule."}

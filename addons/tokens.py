@@ -20,7 +20,13 @@ from transformers import AutoTokenizer
 
 from dragoman.addons.errors import InvalidRequest, Unsupported
 from dragoman.addons.messages import Message, TextPart, Tool
-from dragoman.addons.template_messages import system_first, template_messages, template_tools, with_argument_text
+from dragoman.addons.template_messages import (
+    system_first,
+    template_messages,
+    template_tools,
+    with_argument_objects,
+    with_argument_text,
+)
 from dragoman.addons.template_probes import (
     REFUSED,
     has_tools,
@@ -28,6 +34,7 @@ from dragoman.addons.template_probes import (
     read_stop_ids,
     read_tool_parser,
     read_turn_close,
+    takes_broken_arguments,
     takes_later_system,
     wants_argument_text,
 )
@@ -62,6 +69,8 @@ class TokenCodec:
     """Every id that ends a turn: the end-of-sequence ids and the template's own turn close."""
     close_id: int | None
     """The id with which the template closes an assistant's turn; ``None``: it writes none."""
+    broken_arguments: bool
+    """Whether arguments that are no JSON object can be shown; if not, they are shown as one (``malformed``)."""
     later_system: bool
     """Whether a system message may come later than first; if not, it is shown as a user message."""
     streams: bool
@@ -97,6 +106,7 @@ class TokenCodec:
             template_has_tools=has_tools(tokenizer, probe),
             stop_ids=stop_ids,
             close_id=read_turn_close(tokenizer, probe),
+            broken_arguments=takes_broken_arguments(probe),
             later_system=takes_later_system(probe),
             streams=name == TEMPLATE or name in _STREAMED,
             grammar=read_grammar(tokenizer, stop_ids, parser),
@@ -141,6 +151,9 @@ class TokenCodec:
             raise _unsupported(error) from error
 
     def _placed(self, shown: list[JsonObject]) -> list[JsonObject]:
+        """``shown`` as this model's template takes it."""
+        if not self.broken_arguments:
+            shown = with_argument_objects(shown)
         return shown if self.later_system else system_first(shown)
 
     def plain_prompt(self, prompt: str | Sequence[int]) -> TokenIds:

@@ -363,6 +363,17 @@ def test_a_call_that_was_cut_or_is_broken_stays_as_sampled() -> None:
             assert used.decode(bridged) == used.decode(prompt) + expected + "<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_broken_call_can_be_bridged_and_shown_again(name: str) -> None:
+    """A harness that replays it as it was must not be refused, in a fork neither."""
+    _, used = load(name)
+    broken = replace(call(2), arguments='{"at": "the')
+    case = make_case(name, "none", "tool")
+    history = (*ASKED, says(broken))
+    assert not isinstance(bridge(used, replace(case.behind, history=history), case.new, TOOLS, "template"), str)
+    assert broken.name in used.decode(used.render((*history, *case.new), TOOLS))
+
+
 CHATML = FAMILIES["chatml"][0]
 MESSAGES = (
     "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}{{ m.tool_calls or '' }}<|im_end|>{% endfor %}"

@@ -16,6 +16,7 @@ from dragoman.addons.template_messages import (
     system_first,
     template_messages,
     template_tools,
+    with_argument_objects,
     with_argument_text,
 )
 
@@ -133,3 +134,10 @@ def test_arguments_as_text() -> None:
     assert first == shown[0]
     assert [call["function"]["arguments"] for call in second["tool_calls"]] == ['{"a": "é"}', "broken"]
     assert shown[1]["tool_calls"][0]["function"]["arguments"] == {"a": "é"}
+
+
+def test_arguments_as_objects() -> None:
+    calls = (ToolCallPart("c1", "f", '{"a": 1}'), ToolCallPart("c2", "f", '{"a": '), ToolCallPart("c3", "f", "[1]"))
+    (shown,) = with_argument_objects(template_messages((Message("assistant", calls),)))
+    arguments = [call["function"]["arguments"] for call in shown["tool_calls"]]
+    assert arguments == [{"a": 1}, {"malformed": '{"a": '}, {"malformed": "[1]"}]

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.addons.messages import Tool
+from dragoman.addons.messages import Message, TextPart, Tool, ToolCallPart
 from dragoman.addons.tokens import TokenCodec
 from tests.models import tiny_model_folder
 
 TOOL = Tool("read_file", "Reads a file", {"type": "object", "properties": {"path": {"type": "string"}}})
+USER = Message("user", (TextPart("Read it."),))
 
 
 @pytest.fixture
@@ -59,6 +60,9 @@ def test_the_parser_is_the_one_that_reads_the_templates_own_calls(copied: Path) 
     (copied / "chat_template.jinja").write_text(XML_CALL)
     used = TokenCodec.load(str(copied))
     assert used.tool_parser == "qwen3.5"
+    assert not used.broken_arguments, "it wants the members of an object"
+    broken = Message("assistant", (ToolCallPart("c1", "read_file", '{"path": '),))
+    assert '<parameter=malformed>\n{"path": \n</parameter>' in used.render_text((USER, broken), ())
     reply = "Yes.\n<tool_call>\n<function=read_file>\n<parameter=path>\n12\n</parameter>\n</function>\n</tool_call>"
     (call,) = used.parse([1], used.encode(reply), (TOOL,)).tool_calls
     assert (call.name, call.arguments, call.status) == ("read_file", '{"path": "12"}', "ok")
