@@ -80,7 +80,7 @@ HARNESSES: tuple[Harness, ...] = (
         version="0.171.0",
         program="@openai/codex-*/vendor/*/bin/codex",
         setup=setups.codex,
-        # The first one is easier for a small model: HARNESSES.md
+        # The first one is easier for a small model: its tools are plain functions.
         variants=("custom", "builtin"),
     ),
     Harness(

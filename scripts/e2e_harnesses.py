@@ -5,8 +5,8 @@
     make e2e-harnesses ONLY=codex          the rows whose name begins so; earlier outcomes of the others stay
 
 A scripted engine stands for the model (``scripts/harness_rows.py`` says what it says), so the harness's own tool really
-runs, and no model is needed. Each row runs by itself (``scripts/harness_row.py``), two at a time, with a time limit; a
-failed one does not stop the others. What became of each lies in ``.run/e2e-harnesses``; when every row of a table has
+runs, and no model is needed. Each row runs by itself (``scripts/harness_row.py``), a few at a time, with a time limit;
+a failed one does not stop the others. What became of each lies in ``.run/e2e-harnesses``; when every row of a table has
 an outcome there, the table in ``docs/harnesses.md`` is written anew. The exit code is 1 when a row that was run failed.
 """
 
@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--defects", action="store_true", help="the table of defects instead of the matrix")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="rows whose name begins so")
     parser.add_argument("--resume", action="store_true", help="only rows that have no good outcome yet")
-    parser.add_argument("--jobs", type=int, default=2, help="rows at a time")
+    parser.add_argument("--jobs", type=int, default=3, help="rows at a time (a row waits more than it works)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where outcomes and logs are")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables are written")
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """Whether a row went as well as it can. Pure.
 
 In the matrix everything must work. A defect is met as well as that harness can meet it: what each was seen to do with a
-reply of that kind, from a gateway or from anybody else (HARNESSES.md §7), is the measure.
+reply of that kind, whoever sent it, is the measure.
 """
 
 import hashlib
@@ -18,10 +18,11 @@ Ending = Literal["recovers", "ends", "fails"]
 BEST_FIRST: tuple[Ending, ...] = ("recovers", "ends", "fails")
 WANTED_HASH = hashlib.sha256(CONTENT.encode()).hexdigest()[:12]
 
-# Harnesses that take a reply without a tool call for the last one: nothing that we send makes them go on.
+# Harnesses that take a reply without a tool call for the last one: nothing that we send makes them go on. Qwen Code
+# would ask again after an empty reply, and end with 1 after five; ours to it are never empty, so that it ends with 0.
 TAKES_IT_FOR_THE_END: dict[str, tuple[str, ...]] = {
-    "empty-once": ("codex", "opencode", "pi"),
-    "cut-text": ("codex", "gemini", "opencode", "pi"),
+    "empty-once": ("codex", "opencode", "pi", "qwen", "aider"),
+    "cut-text": ("codex", "gemini", "opencode", "pi", "aider"),
 }
 
 
@@ -60,7 +61,7 @@ def not_done(row: Row, outcome: Outcome) -> list[str]:
 def expected(row: Row) -> Ending:
     """The best that this harness can make of the scenario."""
     if row.scenario == "empty":
-        return "fails" if row.harness == "qwen" else "ends"
+        return "ends"
     return "ends" if row.harness in TAKES_IT_FOR_THE_END.get(row.scenario, ()) else "recovers"
 
 

@@ -75,7 +75,8 @@ NO_FILE = replace(GOOD, file_hash="", tool_ran=False)
         ("codex", "cut-text", GOOD, True),  # better than expected
         ("codex", "cut-text", replace(NO_FILE, exit_code=1), False),
         ("claude", "cut-text", NO_FILE, False),
-        ("qwen", "empty", replace(NO_FILE, exit_code=1), True),
+        ("qwen", "empty", replace(NO_FILE, exit_code=1), False),
+        ("qwen", "empty-once", NO_FILE, True),
         ("claude", "empty", replace(NO_FILE, exit_code=1), False),
         ("claude", "empty", NO_FILE, True),
         ("claude", "engine-failure", replace(GOOD, calls=("failed 529", "answered", "answered")), True),
