@@ -120,6 +120,16 @@ def test_reasoning_that_a_fork_left_out_is_no_reason_later() -> None:
     assert reasons == [None, "thinking_policy", None]
 
 
+def test_what_a_fork_shows_is_what_the_harness_replayed() -> None:
+    talk = Talk(dropping())
+    _, reply = talk.turn([user("hi")], f"{THOUGHT}{tool_call()}{END}")
+    silent = Message("assistant", tuple(part for part in reply.parts if not isinstance(part, ReasoningPart)))
+    said = [user("hi, and hurry"), silent, results(reply)]
+    fork, answer = talk.turn(said, f"Done.{END}")
+    assert fork.prompt.fork_reason == "history_edited"
+    assert continues(talk.ask([*said, answer, user("and?")]), talk.node(fork)), "it holds no reasoning to be dropped"
+
+
 def test_tool_results_find_their_calls_by_the_ids_of_the_harness() -> None:
     """Gemini replays ``tool__<id>``; a template that shows the tool's name beside its result must find it."""
     named = OLD_REASONING_DROPPED.replace(
