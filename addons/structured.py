@@ -56,7 +56,6 @@ class Limits:
     unenforced: str | None = None
     """What was asked for and is not enforced."""
 
-
     def named(self, error: DragomanError) -> DragomanError:
         """The error to show for one of the engine's: what it refuses of the grammar is about a field."""
         if self.structured is None or type(error) is not InvalidRequest:
