@@ -151,13 +151,13 @@ def how_it_ended(run: Run, result: "HarnessResult") -> "tuple[EpisodeEnd, str | 
 def report(episode_id: str, result: "HarnessResult") -> None:
     """Print the episode and the next commands. Raises ``Failure`` when the run is no success."""
     from dragoman.cli.lookup import reading
-    from dragoman.cli.show import print_episode
+    from dragoman.cli.show import print_episode, traces_fact
     from dragoman.store.calls import read_calls
     from dragoman.store.episodes import get_episode
 
     with reading(None) as (session, url):
         episode, calls = get_episode(session, episode_id), read_calls(session, episode_id)
-    print_episode(episode, calls, url)
+    print_episode(episode, calls, url, traces_fact(calls))
     answered = [call for call in calls if call.outcome is not None and call.outcome.status == "answered"]
     if episode.end != "completed" or not answered:
         why = episode.end_reason or "the harness made no call that was answered"
