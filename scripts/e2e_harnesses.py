@@ -112,16 +112,20 @@ def wrong(row: Row, result: Outcome | str) -> tuple[str, ...]:
 
 
 def matrix_table(rows: Sequence[Row], results: Results) -> list[list[str]]:
-    table = [["harness", "version", "variant", "mode", "exit", "calls", "asked besides", "seconds", "result"]]
+    table = [
+        ["harness", "version", "variant", "mode", "exit", "calls", "exact turns", "asked besides", "seconds", "result"]
+    ]
     for row in rows:
         result = results[row.id]
         trouble = wrong(row, result)
         verdict = "FAILED: " + "; ".join(trouble) if trouble else "ok"
-        middle = ["-", "-", "-", "-"]
+        middle = ["-"] * 5
         if isinstance(result, Outcome):
             code = "killed" if result.exit_code is None else str(result.exit_code)
             hosts = ", ".join(host.split()[0] for host in result.hosts) or "nothing"
-            middle = [code, describe(result.calls), hosts, f"{result.seconds:.0f}"]
+            later = [turn for turn in result.turns if turn != "start"]
+            exact = f"{later.count('exact')} of {len(later)}"
+            middle = [code, describe(result.calls), exact, hosts, f"{result.seconds:.0f}"]
         version = find_harness(row.harness).version
         table.append([row.harness, version, row.variant or "-", row.mode, *middle, verdict])
     return table

@@ -33,6 +33,8 @@ def problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
         found.append(f"stopped after {row.time_limit:.0f} s")
     if row.scenario == "works":
         found += not_done(row, outcome)
+        if forks := not_exact(row, outcome.turns):
+            found.append("turns that are " + ", ".join(forks))
     elif BEST_FIRST.index(ending_word(row, outcome)) > BEST_FIRST.index(expected(row)):
         found.append(f"expected that it {expected(row)}, but it {ending(row, outcome)}")
     if odd := unexpected_calls(row, outcome.calls):
@@ -56,6 +58,14 @@ def not_done(row: Row, outcome: Outcome) -> list[str]:
     if not outcome.tool_ran and row.harness != "aider":  # which shows no tool's output to the model
         found.append("the tool's output did not reach the model")
     return found
+
+
+def not_exact(row: Row, turns: Sequence[str]) -> list[str]:
+    """Why turns of a run did not continue what was sampled, each reason once."""
+    reasons = set(turns) - {"start", "exact"}
+    if row.harness == "aider":  # its prompt begins with replies, as examples, that nobody sampled
+        reasons.discard("unknown_parent")
+    return sorted(reasons)
 
 
 def expected(row: Row) -> Ending:

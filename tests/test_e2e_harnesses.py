@@ -59,6 +59,7 @@ def test_a_good_row_in_the_matrix() -> None:
         "mode": "proxy",
         "exit": "0",
         "calls": "2",
+        "exact turns": "1 of 1",
         "asked besides": "api.github.com, github.com",
         "seconds": "2",
         "result": "ok",
@@ -68,7 +69,7 @@ def test_a_good_row_in_the_matrix() -> None:
 def test_a_row_that_did_not_even_run_is_in_the_matrix_too() -> None:
     _, line = matrix_table([ROW], {ROW.id: "npm is not installed"})
 
-    assert line[4:] == ["-", "-", "-", "-", "FAILED: npm is not installed"]
+    assert line[4:] == ["-", "-", "-", "-", "-", "FAILED: npm is not installed"]
 
 
 def test_defects_are_one_line_a_harness() -> None:
@@ -123,7 +124,21 @@ def test_resuming_runs_nothing_that_was_good(tmp_path: Path, capsys: pytest.Capt
 
     assert code == 0
     assert capsys.readouterr().out.splitlines()[1].split() == [
-        *("codex", GOOD.version, "custom", "proxy", "0", "2", "api.github.com,", "github.com", "2", "ok")
+        *(
+            "codex",
+            GOOD.version,
+            "custom",
+            "proxy",
+            "0",
+            "2",
+            "1",
+            "of",
+            "1",
+            "api.github.com,",
+            "github.com",
+            "2",
+            "ok",
+        )
     ]
 
 

@@ -45,12 +45,20 @@ def test_a_good_row_has_no_problem() -> None:
         ({"calls": ("answered", "failed 529")}, "calls that are failed 529"),
         ({"calls": ("answered", "refused 400", "refused 400")}, "calls that are refused 400"),
         ({"calls": ("answered", "open")}, "calls that are open"),
+        ({"turns": ("start", "template", "history_edited")}, "turns that are history_edited, template"),
         ({"escaped": ("example.com",)}, "a connection to example.com"),
         ({"names": ("example.com",)}, "looked up past the proxy: example.com"),
     ],
 )
 def test_everything_that_may_be_wrong_is_told(change: dict[str, Any], problem: str) -> None:
     assert problems(WORKS, replace(GOOD, **change)) == (problem,)
+
+
+def test_aider_begins_with_replies_that_nobody_sampled() -> None:
+    turns = replace(GOOD, turns=("unknown_parent", "start"), tool_ran=False)
+
+    assert problems(Row("aider", "", "proxy", "works"), turns) == ()
+    assert "turns that are unknown_parent" in problems(WORKS, turns)
 
 
 def test_pi_may_ask_for_a_thread_once() -> None:
