@@ -29,7 +29,7 @@ from dragoman.addons.gateway import Gateway
 from dragoman.addons.generation import Generation, Sampled
 from dragoman.addons.identity import Harness, new_id, read_credentials, read_harness
 from dragoman.addons.lineage import EpisodeLineage
-from dragoman.addons.messages import ChatRequest, ReplyEvent, ReplyFinished, TextDelta
+from dragoman.addons.messages import ChatRequest, ReplyEvent, ReplyFinished, Sampling, TextDelta
 from dragoman.addons.prompt import Prompt, make_prompt, seed_of
 from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider
@@ -129,20 +129,20 @@ async def _prepare(
     seed = seed_of(tools.digest if tools else None, codec.tokenizer_hash, codec.template_hash)
     found = lineage.find(chat.messages, seed)
 
-    def made() -> tuple[Prompt, Limits]:
+    def made() -> tuple[Prompt, Sampling, Limits]:
         prompt = make_prompt(codec, chat, found, gateway.settings.thinking)
-        return prompt, read_limits(chat, codec, prompt.ids)
+        sampling = resolve_sampling(
+            chat.sampling,
+            episode.spec,
+            prompt_len=len(prompt.ids),
+            context_len=served.info.max_model_len,
+            max_reply_tokens=gateway.settings.max_reply_tokens,
+        )
+        return prompt, sampling, read_limits(chat, codec, prompt.ids, sampling)
 
-    prompt, limits = await asyncio.to_thread(made)
+    prompt, sampling, limits = await asyncio.to_thread(made)
     if limits.unenforced:
         _warn(limits.unenforced)
-    sampling = resolve_sampling(
-        chat.sampling,
-        episode.spec,
-        prompt_len=len(prompt.ids),
-        context_len=served.info.max_model_len,
-        max_reply_tokens=gateway.settings.max_reply_tokens,
-    )
     return Call(arrival, provider, chat, served, messages, tools, seed, found, prompt, sampling, limits)
 
 

@@ -6,7 +6,8 @@ Rules of this module:
   spell a marker in several tokens, which no parser takes for one.
 - It is always a structural tag, since the engine reads those by xgrammar alone. Given a bare schema that xgrammar does
   not take, vLLM falls back to another library, and then keeps that one for every later request.
-- A model that thinks may think first; reasoning is free, but it cannot open a call or end the reply.
+- A model that thinks may think first. Reasoning is free, but it cannot open a call or end the reply, and takes at most
+  half of the tokens, so that what was forced comes.
 - "At most one call" is no grammar: the end of the first call ends the reply. So all tokens were sampled freely, and the
   call can be trained on.
 - What cannot be enforced is refused. The one exception is "at most one call" with a model whose calls have no known
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 from dragoman.addons.call_form import BEGIN, END, CallForm, read_call_form
 from dragoman.addons.enforced_schema import enforced_schema
 from dragoman.addons.errors import DragomanError, InvalidRequest, Unsupported
-from dragoman.addons.messages import ChatRequest, Message, ResponseFormat, TextPart, Tool
+from dragoman.addons.messages import ChatRequest, Message, ResponseFormat, Sampling, TextPart, Tool, ToolChoice
 from dragoman.addons.tokens import TokenCodec
 from dragoman.store.records import JsonObject, ProviderName, TokenIds
 
@@ -66,41 +67,42 @@ class Limits:
 FREE = Limits()
 
 
-def read_limits(request: ChatRequest, codec: TokenCodec, prompt_ids: TokenIds) -> Limits:
-    """What the reply to ``prompt_ids`` is held to.
+def read_limits(request: ChatRequest, codec: TokenCodec, prompt_ids: TokenIds, sampling: Sampling) -> Limits:
+    """What the reply to ``prompt_ids`` is held to; ``sampling`` is the one that is used.
 
     Raises ``Unsupported`` when the request forces what cannot be enforced with this model, ``InvalidRequest`` when a
     schema is none; each names the field.
     """
-    choice, tools = request.tool_choice, request.tools
+    tools = request.tools
+    choice = request.tool_choice if tools else ToolChoice()
     format_field, choice_field = _FORMAT_FIELD[request.provider], _CHOICE_FIELD[request.provider]
-    wants_json = request.response_format is not None
     may_call = bool(tools) and choice.mode != "none"
-    if not wants_json and choice.mode == "auto" and (choice.parallel or not tools):
+    if request.response_format is None and choice.mode == "none":
+        return _without_calls(codec, choice_field)
+    if request.response_format is None and choice.mode == "auto" and (choice.parallel or not tools):
         return FREE
-    if choice.mode == "none" and not wants_json:
-        return _without_calls(codec, choice_field) if tools else FREE
     form = read_call_form(codec) if may_call else None
-    if not wants_json and choice.mode == "auto":
+    if request.response_format is None and choice.mode == "auto":
         if form is None:
             return Limits(unenforced=f"at most one tool call, as the calls of {codec.model!r} have no known form")
         return Limits(stop_ids=(form.end,))
+    field = choice_field if choice.mode == "required" else format_field
     if may_call and form is None:
-        field = choice_field if choice.mode == "required" else format_field
         raise Unsupported(
             f"{field}: tool calls cannot be enforced with renderer {codec.renderer_name!r}, as the form in which the "
             f"model {codec.model!r} writes them is not known",
             field=field,
         )
+    thinking = [] if request.prompt is not None else _reasoning(codec, prompt_ids.tolist(), sampling, field)
     if choice.mode == "required" and form is not None:
         called = [tool for tool in tools if choice.name in (None, tool.name)]
         body = _calls(form, called, several=choice.parallel and choice.name is None)
-        return _limits(codec, request, prompt_ids, body, choice_field)
+        return Limits(_tag(_sequence(*thinking, body)), choice_field)
     assert request.response_format is not None
     body = _json(request.response_format, format_field, form)
     if form is not None:
         body = _either(body, _calls(form, tools, several=choice.parallel))
-    return _limits(codec, request, prompt_ids, body, format_field, calls=form is not None)
+    return Limits(_tag(_sequence(*thinking, body)), format_field, calls=form is not None)
 
 
 def reading(codec: TokenCodec, limits: Limits) -> TokenCodec:
@@ -108,14 +110,6 @@ def reading(codec: TokenCodec, limits: Limits) -> TokenCodec:
     if limits.calls or codec.grammar.tool is None:
         return codec
     return replace(codec, grammar=replace(codec.grammar, tool=None))
-
-
-def _limits(
-    codec: TokenCodec, request: ChatRequest, prompt_ids: TokenIds, body: JsonObject, field: str, calls: bool = True
-) -> Limits:
-    if request.prompt is None:
-        body = _sequence(*_reasoning(codec, prompt_ids.tolist(), field), body)
-    return Limits(_tag(body), field, calls=calls)
 
 
 def _without_calls(codec: TokenCodec, field: str) -> Limits:
@@ -134,7 +128,7 @@ def _without_calls(codec: TokenCodec, field: str) -> Limits:
     return Limits(_tag({"type": "any_tokens", "exclude_tokens": [form.begin]}), field)
 
 
-def _reasoning(codec: TokenCodec, prompt_ids: list[int], field: str) -> list[JsonObject]:
+def _reasoning(codec: TokenCodec, prompt_ids: list[int], sampling: Sampling, field: str) -> list[JsonObject]:
     """What may, or must, come before the forced part."""
     grammar = codec.grammar
     if grammar.think is None or grammar.think_end is None:
@@ -148,7 +142,8 @@ def _reasoning(codec: TokenCodec, prompt_ids: list[int], field: str) -> list[Jso
     kept_out = {grammar.think, grammar.think_end, *grammar.stop_ids}
     if grammar.tool is not None:
         kept_out.add(grammar.tool)
-    thought: JsonObject = {"type": "any_tokens", "exclude_tokens": sorted(kept_out)}
+    most = max(1, (sampling.max_tokens or 0) // 2)
+    thought: JsonObject = {"type": "any_tokens", "exclude_tokens": sorted(kept_out), "max_tokens": most}
     if grammar.opens_reasoning(prompt_ids):
         return [thought, _token(grammar.think_end), _SPACE]
     block = _sequence(_token(grammar.think), thought, _token(grammar.think_end), _SPACE)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dragoman.addons.errors import ContextTooLong, EngineFailed, InvalidRequest, Unsupported
-from dragoman.addons.messages import ChatRequest, Message, ResponseFormat, TextPart, Tool, ToolChoice
+from dragoman.addons.messages import ChatRequest, Message, ResponseFormat, Sampling, TextPart, Tool, ToolChoice
 from dragoman.addons.structured import FREE, Limits, read_limits, reading
 from dragoman.addons.tokens import TokenCodec
 from dragoman.store.records import JsonObject, ProviderName, TokenIds
@@ -53,7 +53,7 @@ def limits(used: TokenCodec | None = None, prompt_ids: TokenIds | None = None, *
     asked = request(**fields)
     if prompt_ids is None:
         prompt_ids = used.render(asked.messages, asked.tools)
-    return read_limits(asked, used, prompt_ids)
+    return read_limits(asked, used, prompt_ids, Sampling(max_tokens=100))
 
 
 def tag(held: Limits) -> JsonObject:
@@ -80,6 +80,7 @@ def behind_reasoning(held: Limits) -> JsonObject:
         {"tools": TOOLS},
         {"tool_choice": ToolChoice(parallel=False)},
         {"tool_choice": ToolChoice("none")},
+        {"tool_choice": ToolChoice("required")},
         {"prompt": "Once"},
     ],
 )
@@ -150,7 +151,7 @@ def test_json_or_calls() -> None:
 
 
 def test_reasoning_comes_first_and_cannot_end_the_reply_or_open_a_call() -> None:
-    thought = {"type": "any_tokens", "exclude_tokens": sorted((THINK, THINK_END, BEGIN, CLOSE))}
+    thought = {"type": "any_tokens", "exclude_tokens": sorted((THINK, THINK_END, BEGIN, CLOSE)), "max_tokens": 50}
     first = tag(limits(response_format=json_of(None)))["elements"][0]["content"]["elements"]
     assert first[:3] == [{"type": "token", "token": THINK}, thought, {"type": "token", "token": THINK_END}]
     opened = codec().encode("<|im_start|>assistant\n<think>\n")
