@@ -100,6 +100,7 @@ REFUSED = [
     ({"allOf": [STRING, {"maxLength": 3}]}, "s.allOf", {}),
     ({"oneOf": [STRING, {"maxLength": 3}]}, "s.oneOf", {"anyOf": [STRING, {"type": "string", "pattern": "^.{0,3}$"}]}),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "s.oneOf", None),
+    ({"oneOf": [{"type": "object"}, {"maxItems": 3}]}, "s.oneOf", None),  # an object matches the second, too
     ({"anyOf": [STRING], "type": "integer"}, "s.anyOf", STRING),
     ({"anyOf": [{"required": ["a"]}], "type": "object", "properties": {"a": {}}}, "s.anyOf", object_of(a={})),
     ({"enum": ["a"], "maxLength": 3}, "s.enum", {"enum": ["a"]}),
