@@ -40,6 +40,8 @@ class Asked:
     stream: bool
     state: Literal["running", "done", "refused", "aborted"] = "running"
     """``aborted``: the client left before the end."""
+    step: int | None = None
+    """Which step of the script answered it, from 0; ``None``: none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class ScriptedEngine:
         if chosen is None:
             tail = self.tokenizer.decode(asked.prompt_ids[-40:])
             return self._refuse(asked, 500, f"the script has no step for this prompt, which ends {tail!r}")
+        asked.step = chosen
         step = self.script.steps[chosen]
         if step.fail is not None:
             return self._refuse(asked, step.fail, step.message)

@@ -11,6 +11,7 @@ an outcome there, the table in ``docs/harnesses.md`` is written anew. The exit c
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
@@ -90,6 +91,8 @@ def read_outcome(folder: Path) -> Outcome | None:
     if not file.is_file():
         return None
     values: dict[str, Any] = json.loads(file.read_text())
+    if values.keys() != {field.name for field in dataclasses.fields(Outcome)}:
+        return None  # of an older script
     lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return Outcome(**(values | lists))
 

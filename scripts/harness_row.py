@@ -54,6 +54,8 @@ class Outcome:
     """Of each stored call its status, and its HTTP status where that is not 200."""
     turns: tuple[str, ...]
     """Of each answered call of the main thread: ``start``, ``exact``, or the reason of its fork."""
+    steps: tuple[int | None, ...]
+    """Of each request that reached the engine, which step of the script answered it."""
     tool_ran: bool
     """The tool's output was in a later prompt."""
     file_hash: str
@@ -104,13 +106,21 @@ def play(row: Row, folder: Path) -> Outcome:
             ended = result.exit_code is not None
             client.end_episode(opened.id, "completed" if ended else "timed_out")
         asked = httpx.get(f"{engine}/scripted/requests", trust_env=False).json()
-        (folder / "asked.json").write_text(json.dumps(asked))
+    (folder / "asked.json").write_text(json.dumps(asked))
+    steps = tuple(request["step"] for request in asked)
     for name in ("stdout", "stderr"):
         (folder / f"{name}.txt").write_text(getattr(result, name))
-    return outcome(row, result, folder, opened.id, names)
+    return outcome(row, result, folder, opened.id, steps, names)
 
 
-def outcome(row: Row, result: HarnessResult, folder: Path, episode_id: str, names: list[str] | None) -> Outcome:
+def outcome(
+    row: Row,
+    result: HarnessResult,
+    folder: Path,
+    episode_id: str,
+    steps: tuple[int | None, ...],
+    names: list[str] | None,
+) -> Outcome:
     """What the store, the saved flows and the folder say of a finished run."""
     database = Database.open(f"sqlite:///{folder / 'state' / 'dragoman.db'}")
     try:
@@ -127,6 +137,7 @@ def outcome(row: Row, result: HarnessResult, folder: Path, episode_id: str, name
         seconds=round(result.seconds, 1),
         calls=tuple(status_of(call) for call in calls),
         turns=tuple(turn_of(call) for call in calls if call.outcome and call.outcome.status == "answered"),
+        steps=steps,
         tool_ran=RAN.encode() in shown_to_the_model(calls),
         file_hash=hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else "",
         hosts=hosts,

@@ -8,7 +8,7 @@ in the command.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dragoman.rollout.harnesses import HARNESSES, Mode
@@ -117,6 +117,12 @@ def script(row: Row) -> list[Step]:
         {"match": tools, **good, "repeat": True},
         {"text": beside, "repeat": True},
     ]
+
+
+def defect_steps(row: Row) -> set[int]:
+    """Which steps of the row's script are its defect, by number; empty for ``works``."""
+    good = script(replace(row, scenario="works"))
+    return {number for number, step in enumerate(script(row)) if step not in good}
 
 
 def _is_code_mode(row: Row) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from scripts.harness_row import Outcome
-from scripts.harness_rows import CONTENT, Row
+from scripts.harness_rows import CONTENT, Row, defect_steps
 
 Ending = Literal["recovers", "ends", "fails"]
 """The work is done in the end; the harness ends with 0 and without it; it ends with another code."""
@@ -35,6 +35,8 @@ def problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
         found += not_done(row, outcome)
         if forks := not_exact(row, outcome.turns):
             found.append("turns that are " + ", ".join(forks))
+    elif not defect_steps(row) & set(outcome.steps):
+        found.append("the defect was not played")
     elif BEST_FIRST.index(ending_word(row, outcome)) > BEST_FIRST.index(expected(row)):
         found.append(f"expected that it {expected(row)}, but it {ending(row, outcome)}")
     if odd := unexpected_calls(row, outcome.calls):

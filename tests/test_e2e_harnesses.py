@@ -33,6 +33,7 @@ GOOD = Outcome(
     seconds=2.4,
     calls=("answered", "answered"),
     turns=("start", "exact"),
+    steps=(1, 0),
     tool_ran=True,
     file_hash=WANTED_HASH,
     hosts=("api.github.com 404", "github.com 404"),
@@ -115,6 +116,8 @@ def test_outcomes_of_another_version_are_forgotten(tmp_path: Path) -> None:
 
     _keep(tmp_path, replace(GOOD, row="codex-builtin-proxy-works", version="0.0.1"))
     assert read_results([replace(ROW, variant="builtin")], tmp_path) == {}
+    (tmp_path / ROW.id / "outcome.json").write_text("{}")
+    assert read_results([ROW], tmp_path) == {}
 
 
 def test_resuming_runs_nothing_that_was_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,18 @@ import pytest
 
 from dragoman.rollout.harnesses import HARNESSES
 from dragoman.rollout.script import Script, Step, read_script
-from scripts.harness_rows import COMMAND, CONTENT, DEFECTS, FILE, RAN, Row, defect_rows, matrix_rows, script
+from scripts.harness_rows import (
+    COMMAND,
+    CONTENT,
+    DEFECTS,
+    FILE,
+    RAN,
+    Row,
+    defect_rows,
+    defect_steps,
+    matrix_rows,
+    script,
+)
 
 ROWS = [*matrix_rows(), *defect_rows()]
 
@@ -56,6 +67,12 @@ def test_aider_gets_an_edit_in_the_form_that_it_asks_for(prompt: str, holds: str
 
     assert holds in _chosen(steps, prompt).text
     assert _chosen(steps, prompt + "commit message").text == "feat: add the file"
+
+
+def test_the_steps_that_are_the_defect() -> None:
+    assert defect_steps(Row("claude", "", "proxy", "works")) == set()
+    assert defect_steps(Row("claude", "", "base-url", "held")) == {1}
+    assert defect_steps(Row("aider", "", "base-url", "cut-text")) == {1, 3}
 
 
 def test_the_command_shows_that_it_ran(tmp_path: Path) -> None:

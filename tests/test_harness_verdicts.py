@@ -16,6 +16,7 @@ GOOD = Outcome(
     seconds=2.0,
     calls=("answered", "answered"),
     turns=("start", "exact"),
+    steps=(1, 0),
     tool_ran=True,
     file_hash=WANTED_HASH,
     hosts=("github.com 404",),
@@ -94,6 +95,13 @@ NO_FILE = replace(GOOD, file_hash="", tool_ran=False)
 )
 def test_a_defect_is_met_as_well_as_the_harness_can(harness: str, scenario: str, outcome: Outcome, good: bool) -> None:
     assert (problems(Row(harness, "", "base-url", scenario), outcome) == ()) is good
+
+
+def test_a_defect_that_was_not_played_proves_nothing() -> None:
+    row = Row("claude", "", "base-url", "broken-json")
+
+    assert problems(row, replace(GOOD, steps=(2, 0))) == ("the defect was not played",)
+    assert problems(row, replace(GOOD, steps=(1, 2, 0))) == ()
 
 
 def test_the_words_for_an_ending() -> None:

@@ -101,6 +101,7 @@ def test_refusals(tokenizer: Any) -> None:
         assert "(length 8) is longer than the maximum model length of 8" in too_long.text
         assert generate(engine, [5] * 8).status_code == 400
         assert [asked["state"] for asked in engine.requests()] == ["refused"] * 4
+        assert [asked["step"] for asked in engine.requests()] == [1, None, None, None]
         body = {"token_ids": [5], "sampling_params": {}, "model": "other"}
         assert httpx.post(f"{engine.address}/inference/v1/generate", json=body).status_code == 404
         assert httpx.post(f"{engine.address}/pause").status_code == 404
