@@ -8,6 +8,7 @@ it there are ``Session`` objects, and every failure of the database itself (lock
 import json
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +25,8 @@ from sqlalchemy.orm import Session
 from dragoman.store import schema
 from dragoman.store.errors import StoreUnavailable
 
-BUSY_SECONDS = 5.0
-"""How long a SQLite statement waits for another process's transaction."""
+BUSY_SECONDS = 30.0
+"""How long a SQLite transaction that writes waits for another one, of this process or of another."""
 OPEN_SECONDS = 60.0
 """How long opening waits for another process that is migrating the same database."""
 MIGRATION_LOCK = 0x647261676F6D616E
@@ -37,10 +38,9 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        if engine.dialect.name == "sqlite":
-            self._reader = engine.execution_options(dragoman_read_only=True)
-        else:
-            self._reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._reader = _reader(engine)
+        self._writing = threading.Lock() if engine.dialect.name == "sqlite" else None
+        """Writers of one process take turns by it: SQLite lets them poll, up to 0.1 s apart and unfairly."""
 
     @classmethod
     def open(cls, url: str, *, fsync: bool = False) -> "Database":
@@ -58,10 +58,13 @@ class Database:
             try:
                 with migrator.connect() as connection:
                     _use_wal(connection)
-                with migrator.begin() as connection:
-                    if connection.dialect.name == "postgresql":
-                        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-                    schema.upgrade(connection)
+                with _reader(migrator).begin() as connection:  # nearly always enough, and it stops no writer
+                    current = schema.current_revision(connection) == schema.HEAD
+                if not current:
+                    with migrator.begin() as connection:
+                        if connection.dialect.name == "postgresql":
+                            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+                        schema.upgrade(connection)
             finally:
                 migrator.dispose()
         return cls(_make_engine(parsed, fsync=fsync))
@@ -75,12 +78,29 @@ class Database:
     def session(self) -> Iterator[Session]:
         """One transaction that may write: committed at the end of the block, rolled back when it raises.
 
-        On SQLite it holds the one write lock from its first statement on (a transaction that reads first and locks
-        later fails as soon as another process has written in between), so keep it short, and use ``reading`` to read.
+        On SQLite it holds the one write lock from its beginning (a transaction that reads first and locks later fails
+        as soon as another process has written in between), so keep it short, and use ``reading`` to read.
         Raises ``StoreUnavailable``; nothing was written then.
         """
-        with _failures(self._engine.url), Session(self._engine, expire_on_commit=False) as session, session.begin():
+        with (
+            _failures(self._engine.url),
+            self._turn(),
+            Session(self._engine, expire_on_commit=False) as session,
+            session.begin(),
+        ):
             yield session
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._writing is None:
+            yield
+            return
+        if not self._writing.acquire(timeout=BUSY_SECONDS):
+            raise StoreUnavailable(_describe(self._engine.url, TimeoutError("database is locked by this process")))
+        try:
+            yield
+        finally:
+            self._writing.release()
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -110,6 +130,13 @@ def insert_new(session: Session, table: Table, rows: list[dict[str, Any]]) -> in
 def _insert_new(table: Table, dialect: str) -> Insert:
     insert = sqlite.insert if dialect == "sqlite" else postgresql.insert
     return insert(table).on_conflict_do_nothing()
+
+
+def _reader(engine: Engine) -> Engine:
+    """The same connections, in transactions that only read."""
+    if engine.dialect.name == "sqlite":
+        return engine.execution_options(dragoman_read_only=True)
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 def _read_url(url: str) -> URL:

@@ -50,7 +50,7 @@ class RunningGateway:
         """What the store holds; works while the gateway runs and after it was killed."""
         database = Database.open(self.store_url)
         try:
-            with database.session() as session:
+            with database.reading() as session:
                 return read_calls(session, episode_id)
         finally:
             database.close()

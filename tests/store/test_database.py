@@ -164,7 +164,7 @@ def test_sqlite_settings(tmp_path: Path, fsync: bool, level: int) -> None:
             "journal_mode": "wal",
             "synchronous": level,
             "foreign_keys": 1,
-            "busy_timeout": 5000,
+            "busy_timeout": 30_000,
         }.items():
             assert session.execute(text(f"PRAGMA {name}")).scalar_one() == value, name
         for file in path.parent.iterdir():  # the WAL and its index too
@@ -188,6 +188,37 @@ def test_a_locked_store_is_named_with_the_remedy(tmp_path: Path, monkeypatch: py
     holder.close()
     with database.session() as session:
         add(session, "a")
+    database.close()
+
+
+def test_opening_a_current_store_waits_for_no_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that looks at a store must not stop the gateway, nor be stopped by it."""
+    Database.open(f"sqlite:///{tmp_path}/a.db").close()
+    monkeypatch.setattr(database_module, "OPEN_SECONDS", 0.01)
+    holder = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    Database.open(f"sqlite:///{tmp_path}/a.db").close()
+    holder.close()
+
+
+def test_writers_of_one_process_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database.open(f"sqlite:///{tmp_path}/a.db")
+
+    def write(number: int) -> None:
+        with database.session() as session:
+            add(session, str(number))
+
+    with ThreadPoolExecutor(8) as pool:
+        with database.session():
+            waiting = [pool.submit(write, number) for number in range(40)]
+            with monkeypatch.context() as patched:
+                patched.setattr(database_module, "BUSY_SECONDS", 0.01)
+                with pytest.raises(StoreUnavailable, match="locked by this process"), database.session():
+                    pass
+        for one in waiting:
+            one.result(timeout=30)
+    with database.reading() as session:
+        assert len(names(session)) == 40
     database.close()
 
 
