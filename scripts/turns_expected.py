@@ -1,0 +1,83 @@
+"""What must come of the rows of several turns: calls, forks and traces, and why that is right. Written before the runs.
+
+The rules that it follows from:
+
+- A run whose harness only ever adds to its conversation is one trace. With Qwen3's template it is still one as long as
+  no new question comes, since tool results are none: all reasoning stays where it is.
+- A *fork* is a call whose prompt cannot be its parent's stream and more; it begins a trace. It needs a cause in the
+  harness (it edits what was said) or in the template (it drops earlier reasoning when a user message comes).
+- A reply that the harness throws away is a *branch*: the next request continues the call before it, exactly. Its tokens
+  were sampled, so they are trained, in a trace of their own; nothing is forked.
+- A sub-agent has a conversation of its own, and so a trace of its own. Titles and routers are ``side``.
+"""
+
+from dataclasses import dataclass, replace
+
+from scripts.harness_rows import Row
+from scripts.turns_rows import once_steps
+
+WHY = {
+    "claude": "After the empty reply Claude Code asks again with a reminder behind the tool result, and the empty reply "
+    "is nowhere: a branch. ToolSearch puts a tool into the list, which the template writes first: `tools_changed`.",
+    "gemini": "After the empty reply Gemini CLI asks again with a model's words that nobody sampled ('Tool execution "
+    "completed.') and a reminder: `unknown_parent`. The next request has neither: `history_edited`.",
+    "mini": "mini throws a reply without a tool call away and complains: a branch.",
+    "aider": "Every prompt of aider begins with example replies that nobody sampled, and its long reminder moves to the "
+    "last user message each time: `unknown_parent`, a trace each. The commit message is a `side` call.",
+}
+WHY_THINKING = {
+    "claude": "As before; and the reminder is a user's message, so that the template drops what was thought before it: "
+    "the branch is a fork, `thinking_policy`.",
+    "mini": "As before; and the complaint is a user's message: `thinking_policy`.",
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    calls: dict[str, int]
+    """Answered calls by kind."""
+    forks: tuple[str, ...]
+    """Reasons, in order of arrival."""
+    starts: int
+    """Calls of trained kinds that begin a conversation without being forks."""
+    traces: dict[str, int]
+    """By kind."""
+    why: str = ""
+    """Why there are forks, or more traces than agents; empty: there are not."""
+
+
+def expected(row: Row) -> Expected:
+    if row.scenario == "turns-agent":
+        return _with_agent(row)
+    main = len(once_steps(row))
+    one = Expected({"main": main}, (), 1, {"main": 1})
+    thinking = row.scenario == "turns-thinking"
+    why = WHY_THINKING.get(row.harness, WHY.get(row.harness, "")) if thinking else WHY.get(row.harness, "")
+    match row.harness:
+        case "claude":
+            forks = ("thinking_policy", "tools_changed") if thinking else ("tools_changed",)
+            return replace(one, forks=forks, traces={"main": 3}, why=why)
+        case "gemini":
+            forks = ("unknown_parent", "history_edited")
+            return Expected({"main": main, "side": 1}, forks, 1, {"main": 3}, why)
+        case "opencode":
+            return replace(one, calls={"main": main, "side": 1})
+        case "mini":
+            return replace(one, forks=("thinking_policy",) if thinking else (), traces={"main": 2}, why=why)
+        case "aider":
+            return Expected({"main": main, "side": 1}, ("unknown_parent",) * main, 0, {"main": main}, why)
+    return one
+
+
+def _with_agent(row: Row) -> Expected:
+    """One trace an agent. Gemini CLI and Qwen Code do not say that a sub-agent asks: their kind is ``main``."""
+    main, sub = 4, 3
+    match row.harness:
+        case "gemini":
+            # its router is asked for each agent
+            return Expected({"main": main + sub, "side": 2}, (), 2, {"main": 2})
+        case "qwen":
+            return Expected({"main": main + sub}, (), 2, {"main": 2})
+        case "opencode":
+            return Expected({"main": main, "subagent": sub, "side": 1}, (), 2, {"main": 1, "subagent": 1})
+    return Expected({"main": main, "subagent": sub}, (), 2, {"main": 1, "subagent": 1})

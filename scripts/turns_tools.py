@@ -1,0 +1,86 @@
+"""The tools that each harness shows to its model, as calls of them. Pure.
+
+Names and arguments are those of the tools as the harnesses offer them, at the versions of the harness table. A harness
+that has no tool of a kind does the same with its shell.
+"""
+
+import json
+from typing import Any
+
+from scripts.harness_rows import Row, tool_call
+
+Call = dict[str, Any]
+
+AGENTS: dict[str, str] = {
+    "claude": "Agent",
+    "codex": "multi_agent_v1__spawn_agent",
+    "gemini": "invoke_agent",
+    "opencode": "task",
+    "qwen": "agent",
+}
+"""The tool that starts a sub-agent, where the harness has one."""
+
+
+def shell(row: Row, command: str) -> Call:
+    return tool_call(row, command)
+
+
+def read(row: Row, path: str) -> Call:
+    """Read a text file."""
+    match row.harness:
+        case "pi":
+            return {"name": "read", "arguments": {"path": path}}
+        case "claude":
+            return {"name": "Read", "arguments": {"file_path": path}}
+        case "gemini" | "qwen":
+            return {"name": "read_file", "arguments": {"file_path": path}}
+        case "opencode":
+            return {"name": "read", "arguments": {"filePath": path}}
+    return shell(row, f"cat {path}")
+
+
+def see(row: Row, path: str) -> Call | None:
+    """Look at an image; ``None``: the harness has nothing to do it with."""
+    if row.who == "codex custom":
+        return {"name": "view_image", "arguments": {"path": path}}
+    if row.who == "codex builtin":
+        code = f"const seen = await tools.view_image({{path: {json.dumps(path)}}}); image(seen);"
+        return {"name": "functions__exec", "arguments": {"input": code}}
+    return None if row.harness == "mini" else read(row, path)
+
+
+def write(row: Row, path: str, text: str) -> Call:
+    match row.harness:
+        case "pi":
+            return {"name": "write", "arguments": {"path": path, "content": text}}
+        case "claude":
+            return {"name": "Write", "arguments": {"file_path": path, "content": text}}
+        case "gemini" | "qwen":
+            return {"name": "write_file", "arguments": {"file_path": path, "content": text}}
+        case "opencode":
+            return {"name": "write", "arguments": {"filePath": path, "content": text}}
+    return shell(row, f"printf '%s' '{text}' > {path}")
+
+
+def search(row: Row) -> Call | None:
+    """Ask for a tool that the harness keeps back; ``None``: it keeps none."""
+    match row.harness:
+        case "claude":
+            return {"name": "ToolSearch", "arguments": {"query": "select:WebFetch"}}
+        case "qwen":
+            return {"name": "tool_search", "arguments": {"query": "select:web_fetch"}}
+    return None
+
+
+def agent(row: Row, task: str) -> Call:
+    """Start a sub-agent; where the harness lets us choose, wait for its end."""
+    name = AGENTS[row.harness]
+    match row.harness:
+        case "claude" | "qwen":
+            kind = {"subagent_type": "general-purpose", "run_in_background": False}
+            return {"name": name, "arguments": {"description": "Write a file", "prompt": task, **kind}}
+        case "codex":
+            return {"name": name, "arguments": {"message": task}}
+        case "gemini":
+            return {"name": name, "arguments": {"agent_name": "generalist", "prompt": task}}
+    return {"name": name, "arguments": {"description": "Write a file", "prompt": task, "subagent_type": "general"}}
