@@ -31,7 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dragoman.certs.trust import BUNDLE_FILE, CERTIFICATE_FILE, SYSTEM_ROOTS, split_certificates
 
-__all__ = ["KEY_FILE", "Authority", "AuthorityError", "bundle", "ensure_authority"]
+__all__ = ["KEY_FILE", "Authority", "AuthorityError", "bundle", "ensure_authority", "rotate_authority"]
 
 log = logging.getLogger(__name__)
 
@@ -72,19 +72,46 @@ def ensure_authority(folder: Path, *, now: datetime.datetime | None = None) -> A
             if certificate.not_valid_after_utc - moment < RENEW_BEFORE:
                 certificate = _renew(key_path, key, certificate, moment)
         else:
-            key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-            certificate = _certificate(key, moment)
-            _write(key_path, _pem(key) + _pem_certificate(certificate), mode=0o600)
-        # Always derived from the key file, so a crash between the two writes heals itself.
-        _write(cert_path, _pem_certificate(certificate), mode=0o644)
-        _write(folder / BUNDLE_FILE, _bundle_text(folder, cert_path), mode=0o644)
+            certificate = _make(key_path, moment)
+        _publish(folder, certificate)
     return Authority(key_path, cert_path, certificate.not_valid_after_utc)
+
+
+def rotate_authority(folder: Path, *, now: datetime.datetime | None = None) -> Authority:
+    """Replace the authority in ``folder`` by a new one with a new key; the old key is not kept.
+
+    A gateway that runs goes on signing with the old one until it is started again, and programs started from now on
+    do not trust it. ``now`` as in ``ensure_authority``. Raises ``AuthorityError``, also for an authority that Dragoman
+    did not make: its key may be the only one there is.
+    """
+    key_path = folder / KEY_FILE
+    with _locked(folder):
+        if key_path.exists() and not _is_ours(*_load(key_path)):
+            raise AuthorityError(f"The authority {key_path} was not made by Dragoman. Move it away to have one made.")
+        certificate = _make(key_path, now or datetime.datetime.now(datetime.UTC))
+        _publish(folder, certificate)
+    return Authority(key_path, folder / CERTIFICATE_FILE, certificate.not_valid_after_utc)
 
 
 def bundle(folder: Path) -> Path:
     """PEM file with the system's root certificates and the authority's, written by ``ensure_authority``."""
     ensure_authority(folder)
     return folder / BUNDLE_FILE
+
+
+def _make(key_path: Path, now: datetime.datetime) -> x509.Certificate:
+    """Write a new key with its certificate."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    certificate = _certificate(key, now)
+    _write(key_path, _pem(key) + _pem_certificate(certificate), mode=0o600)
+    return certificate
+
+
+def _publish(folder: Path, certificate: x509.Certificate) -> None:
+    """Write the two public files: always from the key file's certificate, so a crash in between heals itself."""
+    cert_path = folder / CERTIFICATE_FILE
+    _write(cert_path, _pem_certificate(certificate), mode=0o644)
+    _write(folder / BUNDLE_FILE, _bundle_text(folder, cert_path), mode=0o644)
 
 
 @contextmanager
@@ -145,17 +172,27 @@ def _load(path: Path) -> tuple[PrivateKeyTypes, x509.Certificate]:
     return key, certificate
 
 
+def _is_ours(key: PrivateKeyTypes, certificate: x509.Certificate) -> bool:
+    return isinstance(key, rsa.RSAPrivateKey) and certificate.subject.rfc4514_string() == f"CN={COMMON_NAME}"
+
+
 def _renew(path: Path, key: PrivateKeyTypes, old: x509.Certificate, now: datetime.datetime) -> x509.Certificate:
+    """The same key under a new certificate. One that somebody else made is theirs to renew: until its end a warning."""
     end = old.not_valid_after_utc
-    if not isinstance(key, rsa.RSAPrivateKey) or old.subject.rfc4514_string() != f"CN={COMMON_NAME}":
-        raise AuthorityError(
+    if not _is_ours(key, old):
+        said = (
             f"The certificate authority {path} ends on {end:%Y-%m-%d} and was not made by Dragoman "
             f"({old.subject.rfc4514_string()!r}). Replace the file, or move it away to have one made."
         )
+        if end <= now:
+            raise AuthorityError(said)
+        log.warning("%s", said)
+        return old
+    assert isinstance(key, rsa.RSAPrivateKey)  # as ours is
     certificate = _certificate(key, now)
     _write(path, _pem(key) + _pem_certificate(certificate), mode=0o600)
     log.warning(
-        "The certificate authority %s ended on %s: renewed until %s. Start the gateway and the harnesses again; "
+        "The certificate authority %s ends on %s: renewed until %s. Start the gateway and the harnesses again; "
         "a system or browser that was told to trust the old certificate must be told again.",
         path,
         f"{end:%Y-%m-%d}",

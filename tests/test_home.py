@@ -1,6 +1,8 @@
 """Where the state is kept: the environment names it, and what is secret is the owner's alone."""
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,21 @@ def test_each_state_folder_has_a_key_of_its_own(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
 
     assert home.operator_key(tmp_path / "one") != home.operator_key(tmp_path / "two")
+
+
+def test_a_gateway_is_known_as_long_as_its_process_holds_its_note(tmp_path: Path) -> None:
+    assert home.running_gateways(tmp_path) == []
+
+    with home.announce_gateway(tmp_path, "http://127.0.0.1:8080"):
+        assert home.running_gateways(tmp_path) == ["http://127.0.0.1:8080"]
+
+    assert home.running_gateways(tmp_path) == []
+    assert list((tmp_path / "gateways").iterdir()) == []
+
+
+def test_a_killed_gateway_is_not_counted(tmp_path: Path) -> None:
+    code = "import os, sys, pathlib; from dragoman import home; home.announce_gateway(pathlib.Path(sys.argv[1]), 'x')"
+    subprocess.run([sys.executable, "-c", code + "; os.kill(os.getpid(), 9)", str(tmp_path)])
+
+    assert len(list((tmp_path / "gateways").iterdir())) == 1
+    assert home.running_gateways(tmp_path) == []

@@ -4,9 +4,11 @@ Rules of this module: standard library and platformdirs only, and no import from
 so that every package may use it.
 """
 
+import fcntl
 import os
 import secrets
 from pathlib import Path
+from typing import TextIO
 
 import platformdirs
 
@@ -49,3 +51,33 @@ def operator_key(folder: Path) -> str:
     with os.fdopen(descriptor, "w") as file:
         file.write(key + "\n")
     return key
+
+
+def announce_gateway(folder: Path, address: str) -> TextIO:
+    """Note in a state folder that this process serves a gateway at ``address``.
+
+    It holds as long as the returned file is open: the kernel lets go of the file's lock however the process ends.
+    """
+    path = folder / "gateways" / str(os.getpid())
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    new = folder / f".gateway-{os.getpid()}"
+    file = new.open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write(address + "\n")
+    file.flush()
+    new.replace(path)  # so it is never there without its lock
+    return file
+
+
+def running_gateways(folder: Path) -> list[str]:
+    """The addresses of the gateways that run with this state folder; notes of ended ones are removed."""
+    addresses = []
+    for path in sorted((folder / "gateways").glob("*")):
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                addresses.append(file.read().strip())
+            else:
+                path.unlink(missing_ok=True)
+    return addresses

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from mitmproxy.certs import CertStore
 
-from dragoman.certs.authority import KEY_FILE, AuthorityError, bundle, ensure_authority
+from dragoman.certs.authority import KEY_FILE, AuthorityError, bundle, ensure_authority, rotate_authority
 from dragoman.certs.trust import split_certificates
 
 DAY = datetime.timedelta(days=1)
@@ -163,6 +163,43 @@ def test_someone_elses_authority_is_never_overwritten(tmp_path: Path) -> None:
 
     with pytest.raises(AuthorityError, match="was not made by Dragoman"):
         ensure_authority(tmp_path, now=datetime.datetime.now(datetime.UTC) + 3650 * DAY)
+    assert (tmp_path / KEY_FILE).read_bytes() == content
+
+
+def test_someone_elses_authority_is_used_until_its_end_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    CertStore.from_store(tmp_path, "mitmproxy", 2048)
+    end = ensure_authority(tmp_path).not_after
+    assert caplog.text == ""
+
+    assert ensure_authority(tmp_path, now=end - DAY).not_after == end
+
+    assert "was not made by Dragoman" in caplog.text
+
+
+def test_rotation_makes_another_key_and_keeps_nothing_of_the_old_one(tmp_path: Path) -> None:
+    first = ensure_authority(tmp_path)
+    old_key, old = first.key_path.read_bytes(), first.cert_path.read_bytes()
+
+    second = rotate_authority(tmp_path)
+
+    new = x509.load_pem_x509_certificate(second.cert_path.read_bytes())
+    assert new.public_key() != x509.load_pem_x509_certificate(old).public_key()
+    assert stat.S_IMODE(second.key_path.stat().st_mode) == 0o600
+    everything = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert everything.count(b"BEGIN RSA PRIVATE KEY") == 1
+    assert old_key not in everything
+    assert old.strip() not in everything
+    assert ensure_authority(tmp_path).cert_path.read_bytes() == second.cert_path.read_bytes()
+
+
+def test_rotation_leaves_someone_elses_authority_alone(tmp_path: Path) -> None:
+    CertStore.from_store(tmp_path, "mitmproxy", 2048)
+    content = (tmp_path / KEY_FILE).read_bytes()
+
+    with pytest.raises(AuthorityError, match="was not made by Dragoman"):
+        rotate_authority(tmp_path)
     assert (tmp_path / KEY_FILE).read_bytes() == content
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli import doctor, engine, episode, episodes, ledger, quickstart, serve, show
+from dragoman.cli import certs, doctor, engine, episode, episodes, ledger, quickstart, serve, show
 from dragoman.cli.output import Failure
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ app.command()(quickstart.quickstart)
 app.command(context_settings=serve.CONTEXT)(serve.serve)
 app.command(context_settings=engine.CONTEXT)(engine.engine)
 app.command()(doctor.doctor)
+app.add_typer(certs.app, name="certs")
 app.add_typer(episode.app, name="episode")
 app.command()(episodes.episodes)
 app.command()(show.show)
