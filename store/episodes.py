@@ -7,7 +7,7 @@ function that changes something writes first and reads after, so that two proces
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from sqlalchemy import Row, Select, func, insert, select, update
 from sqlalchemy.orm import Session
@@ -16,7 +16,15 @@ from dragoman.store.database import insert_new
 from dragoman.store.errors import EpisodeEnded, EpisodeNotFound, GroupMismatch
 from dragoman.store.models import Call, Credential, Episode, Group, Reward, Task, table_of
 from dragoman.store.packing import clean_text
-from dragoman.store.records import EpisodeEnd, EpisodeInfo, EpisodeSpec, EpisodeSummary, SamplingProfile
+from dragoman.store.records import (
+    CallStatus,
+    CallSums,
+    EpisodeEnd,
+    EpisodeInfo,
+    EpisodeSpec,
+    EpisodeSummary,
+    SamplingProfile,
+)
 
 
 def open_episode(
@@ -135,6 +143,26 @@ def list_episodes(session: Session, *, limit: int, task: str | None = None) -> l
         )
         for row in rows
     ]
+
+
+def sum_calls(session: Session, episode_id: str) -> CallSums:
+    """What the calls of one episode add up to; all zero for an episode without calls."""
+    rows = session.execute(
+        select(
+            Call.status,
+            func.count(),
+            func.coalesce(func.sum(Call.prompt_len), 0),
+            func.coalesce(func.sum(Call.completion_len), 0),
+        )
+        .where(Call.episode_id == episode_id)
+        .group_by(Call.status)
+        .order_by(Call.status)
+    ).all()
+    return CallSums(
+        by_status={cast(CallStatus, status): int(count) for status, count, _, _ in rows},
+        prompt_tokens=sum(int(tokens) for _, _, tokens, _ in rows),
+        completion_tokens=sum(int(tokens) for _, _, _, tokens in rows),
+    )
 
 
 def abandon_overdue_groups(session: Session, now: float) -> list[str]:

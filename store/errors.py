@@ -27,3 +27,7 @@ class GroupMismatch(StoreError):
 
 class CallNotFound(StoreError):
     """No call has that id."""
+
+
+class ArtefactNotFound(StoreError):
+    """The episode has no artefact of that name."""

@@ -113,6 +113,24 @@ class Reward(Base):
     set_at: Mapped[float]
 
 
+class StoredArtefact(Base):
+    """What a run left behind besides its calls."""
+
+    __tablename__ = "artefacts"
+    __table_args__ = (UniqueConstraint("episode_id", "name"),)
+
+    row: Mapped[int] = mapped_column(ROW_ID, primary_key=True)
+    episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id"))
+    name: Mapped[str]
+    content_type: Mapped[str]
+    size: Mapped[int]
+    """Bytes before compression."""
+    omitted: Mapped[int] = mapped_column(BigInteger)
+    stored_at: Mapped[float]
+    data: Mapped[bytes]
+    """Packed by ``packing.pack_text``."""
+
+
 class StoredBlob(Base):
     """A message, tool list or reply, once per content however many calls carry it."""
 

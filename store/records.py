@@ -150,6 +150,50 @@ class EpisodeInfo:
     reward: float | None
 
 
+ARTEFACT_LIMIT = 4 * 1024 * 1024
+"""Bytes of one artefact, before compression. Whoever stores a longer one cuts it and says how much is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """Something that a run left behind besides its calls: what the harness printed, a diff."""
+
+    name: str
+    """1 to 100 characters of ``[A-Za-z0-9._-]``, unique in its episode."""
+    content_type: str
+    data: bytes
+    """At most ``ARTEFACT_LIMIT`` bytes."""
+    omitted: int = 0
+    """Bytes that were left out of ``data`` to keep within the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtefactInfo:
+    """A stored artefact without its content."""
+
+    name: str
+    content_type: str
+    size: int
+    """Bytes of its content, as stored."""
+    omitted: int
+    stored_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallSums:
+    """What an episode's calls add up to."""
+
+    by_status: dict[CallStatus, int]
+    """Only statuses that occur."""
+    prompt_tokens: int
+    """Sum of the full prompt lengths."""
+    completion_tokens: int
+
+    @property
+    def calls(self) -> int:
+        return sum(self.by_status.values())
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
     """An episode and what its calls add up to."""

@@ -14,7 +14,7 @@ from dragoman.store.errors import StoreUnavailable
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision in ``migrations/versions``; a test keeps the two equal."""
 
 
@@ -47,7 +47,7 @@ def alembic_config(connection: Connection) -> "Config":
     """Alembic's settings, without an ini file. ``connection`` is where its commands run.
 
     To write the next migration: open a database of the last schema, then
-    ``alembic.command.revision(alembic_config(connection), "what changes", autogenerate=True, rev_id="0002")``, read and
+    ``alembic.command.revision(alembic_config(connection), "what changes", autogenerate=True, rev_id="0003")``, read and
     correct the file, and set ``HEAD``.
     """
     from alembic.config import Config

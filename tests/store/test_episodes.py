@@ -19,10 +19,11 @@ from dragoman.store.episodes import (
     list_episodes,
     open_episode,
     set_reward,
+    sum_calls,
 )
 from dragoman.store.errors import EpisodeEnded, EpisodeNotFound, GroupMismatch
 from dragoman.store.models import Group, Reward
-from dragoman.store.records import CallArrival, CallOutcome, EpisodeInfo, EpisodeSpec
+from dragoman.store.records import CallArrival, CallOutcome, CallSums, EpisodeInfo, EpisodeSpec
 
 
 def token_hash(token: str) -> str:
@@ -238,3 +239,5 @@ def test_the_list_adds_up_the_calls_of_each_episode_in_one_query(database: Datab
         assert [s.episode.id for s in list_episodes(session, limit=9, task="t")] == ["e3", "e1"]
         assert list_episodes(session, limit=1)[0].episode == get_episode(session, "e4")
         assert list_episodes(session, limit=9, task="unknown") == []
+        assert sum_calls(session, "e3") == CallSums({"answered": 2, "arrived": 1}, 30, 6)
+        assert (sum_calls(session, "e3").calls, sum_calls(session, "e2")) == (3, CallSums({}, 0, 0))

@@ -54,6 +54,22 @@ def test_downgrade_takes_everything_away_and_upgrade_brings_it_back(database: Da
         schema.upgrade(session.connection())
 
 
+def test_a_store_of_the_first_schema_gets_the_later_tables_and_keeps_its_rows(
+    database: Database, store_url: str
+) -> None:
+    with database.session() as session:
+        command.downgrade(schema.alembic_config(session.connection()), "0001")
+        session.execute(text("INSERT INTO tasks (name) VALUES ('kept')"))
+
+    again = Database.open(store_url)
+
+    with again.reading() as session:
+        assert schema.current_revision(session.connection()) == schema.HEAD
+        assert session.execute(text("SELECT name FROM tasks")).scalars().all() == ["kept"]
+        assert session.execute(text("SELECT count(*) FROM artefacts")).scalar() == 0
+    again.close()
+
+
 def test_a_newer_schema_is_refused_by_name(database: Database, store_url: str) -> None:
     with database.session() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
