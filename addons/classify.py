@@ -15,6 +15,10 @@ from dragoman.store.records import CallKind
 
 # What Claude Code puts behind a conversation to have it compacted; the request is otherwise a usual one.
 _CLAUDE_SUMMARY = re.compile(r"Your task is to create a detailed summary of ")
+# How the system prompts begin of Qwen Code's memory extraction, which has tools and the conversation before it and runs
+# at the end of some runs (recorded for 0.24.4), and of aider's request for a commit message (recorded for 0.86.2).
+_QWEN_MEMORY = re.compile(r"You are now acting as the managed memory ")
+_AIDER_COMMIT = re.compile(r"You are an expert software engineer that generates concise, one-line Git commit messages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,11 @@ def _user_texts(request: ChatRequest) -> int:
     return sum(isinstance(part, TextPart) for message in users for part in message.parts)
 
 
+def _first_system(request: ChatRequest) -> str:
+    systems = (message for message in request.messages if message.role == "system")
+    return next((part.text for message in systems for part in message.parts if isinstance(part, TextPart)), "")
+
+
 def _last_text(request: ChatRequest) -> str:
     parts = request.messages[-1].parts if request.messages else ()
     return "\n".join(part.text for part in parts if isinstance(part, TextPart))
@@ -57,6 +66,9 @@ _RULES = (
     # A summary is asked for behind the history, without tools.
     _Rule("qwen", "compaction", lambda request: _without_tools(request) and _has_history(request)),
     _Rule("qwen", "side", _without_tools),
+    _Rule("qwen", "side", lambda request: bool(_QWEN_MEMORY.match(_first_system(request)))),
+    # aider calls through LiteLLM, and says so only; its main loop has no tools either.
+    _Rule("litellm", "side", lambda request: bool(_AIDER_COMMIT.match(_first_system(request)))),
     # Local compaction (custom providers); the built-in provider says so in a header.
     _Rule(
         "codex",

@@ -26,6 +26,13 @@ def request(roles: str, *, tools: bool = False, schema: bool = False, last: str 
     )
 
 
+def with_system(asked: ChatRequest, text: str) -> ChatRequest:
+    """``asked``, with another first system message."""
+    return replace(asked, messages=(Message("system", (TextPart(text),)), *asked.messages[1:]))
+
+
+MEMORY = "You are now acting as the managed memory extraction subagent for an AI coding assistant.\n"
+COMMIT = "You are an expert software engineer that generates concise, one-line Git commit messages based on …"
 SUMMARY = "Your task is to create a detailed summary of the conversation so far, …"
 
 
@@ -45,10 +52,14 @@ SUMMARY = "Your task is to create a detailed summary of the conversation so far,
         ("opencode", request("su", tools=True), "main"),
         ("qwen", request("suau"), "compaction"),
         ("qwen", request("su"), "side"),
+        ("qwen", request("suau", tools=True), "main"),
+        ("qwen", with_system(request("suau", tools=True), MEMORY), "side"),
         ("codex", request("suau"), "compaction"),
         ("codex", request("su"), "main"),
         ("pi", request("su"), "main"),
         ("litellm", request("su"), "main"),
+        ("litellm", with_system(request("su"), COMMIT), "side"),
+        ("litellm", request("su", last=COMMIT), "main"),
         (None, request("su", schema=True), "main"),
     ],
 )
