@@ -12,8 +12,8 @@ help:
 	@echo "make lint        ruff and mypy"
 	@echo "make e2e-first   real harnesses, both modes, real vLLM and scripted engine: a table of 8 rows"
 	@echo "make e2e-harnesses   every harness and variant, both modes: the table in docs/harnesses.md"
-	@echo "                     DEFECTS=1: what each makes of broken replies; ONLY=codex: rows whose name begins so;"
-	@echo "                     RESUME=1: rows without a good outcome yet"
+	@echo "                     DEFECTS=1: what each makes of broken replies; TURNS=1: longer runs and their traces;"
+	@echo "                     ONLY=codex: rows whose name begins so; RESUME=1: rows without a good outcome yet"
 	@echo "make bench-drift do later turns extend what was sampled, to the token? beside re-rendering"
 	@echo "make bench       all benchmarks"
 	@echo "make clean       remove what setup and the tests made in this folder (the cache folder stays)"
@@ -38,7 +38,7 @@ e2e-first: setup
 	@.venv/bin/python scripts/e2e_first.py
 
 e2e-harnesses: setup
-	@.venv/bin/python -m scripts.e2e_harnesses $(if $(DEFECTS),--defects) $(if $(RESUME),--resume) $(ONLY:%=--only %)
+	@.venv/bin/python -m scripts.e2e_harnesses $(if $(DEFECTS),--defects) $(if $(TURNS),--turns) $(if $(RESUME),--resume) $(ONLY:%=--only %)
 
 bench-drift: setup
 	@.venv/bin/python -m bench.drift

@@ -2,12 +2,14 @@
 
     make e2e-harnesses                     each harness and variant, by base URL and by proxy
     make e2e-harnesses DEFECTS=1           what each makes of a small model's defects, and of a slow or broken engine
+    make e2e-harnesses TURNS=1             whether the turns of longer runs are exact, and what traces they give
     make e2e-harnesses ONLY=codex          the rows whose name begins so; earlier outcomes of the others stay
 
 A scripted engine stands for the model (``scripts/harness_rows.py`` says what it says), so the harness's own tool really
 runs, and no model is needed. Each row runs by itself (``scripts/harness_row.py``), a few at a time, with a time limit;
 a failed one does not stop the others. What became of each lies in ``.run/e2e-harnesses``; when every row of a table has
-an outcome there, the table in ``docs/harnesses.md`` is written anew. The exit code is 1 when a row that was run failed.
+an outcome there, the table in ``docs/harnesses.md`` is written anew. The exit code is 1 when a row that was run failed;
+a row of several turns fails when anything is not as ``scripts/turns_expected.py`` says.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ from dragoman.rollout.install import InstallError, install
 from scripts.harness_row import Outcome
 from scripts.harness_rows import DEFECTS, Row, defect_rows, matrix_rows
 from scripts.harness_verdicts import describe, ending, problems
+from scripts.turns_account import read_account
+from scripts.turns_rows import is_turns, turns_rows
+from scripts.turns_verdicts import turns_problems, turns_table
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".run" / "e2e-harnesses"
@@ -91,10 +96,12 @@ def read_outcome(folder: Path) -> Outcome | None:
     if not file.is_file():
         return None
     values: dict[str, Any] = json.loads(file.read_text())
-    if values.keys() != {field.name for field in dataclasses.fields(Outcome)}:
+    if values.keys() | {"account"} != {field.name for field in dataclasses.fields(Outcome)}:
         return None  # of an older script
     lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Outcome(**(values | lists))
+    counted = values.get("account")
+    account = None if counted is None else read_account(counted)
+    return Outcome(**(values | lists | {"account": account}))
 
 
 def read_results(rows: Sequence[Row], folder: Path) -> Results:
@@ -111,7 +118,9 @@ def read_results(rows: Sequence[Row], folder: Path) -> Results:
 
 
 def wrong(row: Row, result: Outcome | str) -> tuple[str, ...]:
-    return (result,) if isinstance(result, str) else problems(row, result)
+    if isinstance(result, str):
+        return (result,)
+    return turns_problems(row, result) if is_turns(row) else problems(row, result)
 
 
 def matrix_table(rows: Sequence[Row], results: Results) -> list[list[str]]:
@@ -174,17 +183,27 @@ def write_table(document: Path, name: str, table: list[list[str]], results: Resu
     document.write_text(before + new + after)
 
 
+TABLES: dict[str, tuple[Callable[[], Iterator[Row]], Callable[[Sequence[Row], Results], list[list[str]]]]] = {
+    "matrix": (matrix_rows, matrix_table),
+    "defects": (defect_rows, defect_table),
+    "turns": (turns_rows, turns_table),
+}
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="e2e_harnesses.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("--defects", action="store_true", help="the table of defects instead of the matrix")
+    tables = parser.add_mutually_exclusive_group()
+    tables.add_argument("--defects", action="store_true", help="the table of defects instead of the matrix")
+    tables.add_argument("--turns", action="store_true", help="the table of longer runs instead of the matrix")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="rows whose name begins so")
     parser.add_argument("--resume", action="store_true", help="only rows that have no good outcome yet")
     parser.add_argument("--jobs", type=int, default=3, help="rows at a time (a row waits more than it works)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where outcomes and logs are")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables are written")
     options = parser.parse_args(arguments)
-    name, make_table = ("defects", defect_table) if options.defects else ("matrix", matrix_table)
-    rows = list(defect_rows() if options.defects else matrix_rows())
+    name = "defects" if options.defects else "turns" if options.turns else "matrix"
+    make_rows, make_table = TABLES[name]
+    rows = list(make_rows())
     earlier = read_results(rows, options.folder)
     wanted = [row for row in rows if not options.only or row.id.startswith(tuple(options.only))]
     if options.resume:

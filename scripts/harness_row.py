@@ -29,14 +29,16 @@ from dragoman.cli import processes
 from dragoman.cli.episode import connect
 from dragoman.cli.gateway_process import wait_for_gateway
 from dragoman.cli.output import Failure
-from dragoman.home import cache_folder
 from dragoman.rollout.harnesses import HarnessResult, find_harness, launch, run
 from dragoman.rollout.install import installed
 from dragoman.store.calls import read_calls
 from dragoman.store.database import Database
-from dragoman.store.records import CallInfo
-from dragoman.trainer.tiny_model import build_tiny
+from dragoman.store.records import CallInfo, JsonObject
 from scripts.harness_rows import FILE, HELD, PROMPT, RAN, Row, defect_rows, matrix_rows, script
+from scripts.turns_account import Account, account_of
+from scripts.turns_model import plain_model, thinking_model
+from scripts.turns_rows import IMAGE, is_turns, png, turns_rows, turns_script
+from scripts.turns_rows import PROMPT as TURNS_PROMPT
 
 CONTEXT_TOKENS = 131072
 REPLY_TOKENS = 4096
@@ -71,6 +73,8 @@ class Outcome:
     stderr: str
     finished_at: float
     """Unix seconds."""
+    account: Account | None = None
+    """Only of a row of several turns."""
 
 
 def play(row: Row, folder: Path) -> Outcome:
@@ -80,6 +84,8 @@ def play(row: Row, folder: Path) -> Outcome:
     work = folder / "work"
     work.mkdir(parents=True)
     subprocess.run(["git", "init", "-q", "."], cwd=work, check=True)
+    if is_turns(row):
+        (work / IMAGE).write_bytes(png())
     harness = find_harness(row.harness)
     place = installed(harness)
     if place is None:
@@ -93,7 +99,7 @@ def play(row: Row, folder: Path) -> Outcome:
                 mode=row.mode,
                 gateway=address,
                 token=opened.token,
-                prompt=PROMPT,
+                prompt=TURNS_PROMPT if is_turns(row) else PROMPT,
                 home=folder / "home",
                 workdir=work,
                 certs=folder / "state" / "certs",
@@ -146,7 +152,19 @@ def outcome(
         stdout=result.stdout[-1500:],
         stderr=result.stderr[-1500:],
         finished_at=time.time(),
+        account=account_of(calls, ledger_of(episode_id, folder)) if is_turns(row) else None,
     )
+
+
+def ledger_of(episode_id: str, folder: Path) -> JsonObject:
+    """What ``dragoman ledger`` prints of the episode, held against the saved flows."""
+    command = [sys.executable, "-m", "dragoman", "ledger", episode_id, "--flows", str(folder / "flows"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        raise Failure(f"dragoman ledger ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    (folder / "ledger.json").write_text(done.stdout)
+    found: JsonObject = json.loads(done.stdout)
+    return found
 
 
 def status_of(call: CallInfo) -> str:
@@ -194,10 +212,10 @@ def read_flows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @contextmanager
 def scripted_engine(row: Row, folder: Path) -> Iterator[str]:
-    """The address of a scripted engine that knows the row's script, with the tiny model's tokenizer."""
-    model = build_tiny(cache_folder() / "models" / "tiny")
+    """The address of a scripted engine that knows the row's script."""
+    model = thinking_model(folder) if row.scenario == "turns-thinking" else plain_model()
     steps, port_file = folder / "script.json", folder / "engine.port"
-    steps.write_text(json.dumps(script(row)))
+    steps.write_text(json.dumps(turns_script(row) if is_turns(row) else script(row)))
     command = [sys.executable, "-m", "dragoman.rollout.scripted_engine", "--model", str(model)]
     command += ["--script", str(steps), "--port", "0", "--port-file", str(port_file)]
     command += ["--max-model-len", str(CONTEXT_TOKENS)]
@@ -293,7 +311,7 @@ def asked_name(question: bytes) -> str:
 
 
 def find_row(row_id: str) -> Row:
-    for row in (*matrix_rows(), *defect_rows()):
+    for row in (*matrix_rows(), *defect_rows(), *turns_rows()):
         if row.id == row_id:
             return row
     raise SystemExit(f"there is no row {row_id!r}")

@@ -42,7 +42,8 @@ class Account:
 
 def read_account(values: dict[str, Any]) -> Account:
     """From its JSON."""
-    return Account(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Account(**(values | lists))
 
 
 def account_of(calls: Sequence[CallInfo], ledger: JsonObject) -> Account:

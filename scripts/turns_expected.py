@@ -17,15 +17,17 @@ from scripts.harness_rows import Row
 from scripts.turns_rows import once_steps
 
 WHY = {
-    "claude": "After the empty reply Claude Code asks again with a reminder behind the tool result, and the empty reply "
-    "is nowhere: a branch. ToolSearch puts a tool into the list, which the template writes first: `tools_changed`.",
-    "gemini": "After the empty reply Gemini CLI asks again with a model's words that nobody sampled ('Tool execution "
-    "completed.') and a reminder: `unknown_parent`. The next request has neither: `history_edited`.",
+    "claude": "After the empty reply Claude Code asks again with a reminder behind the tool result; the empty reply is "
+    "nowhere: a branch. ToolSearch puts a tool into the list, which the template writes first: `tools_changed`.",
+    "gemini": "After an empty first reply Gemini CLI asks again with a reminder behind the question: another beginning. "
+    "From the next request on the reminder is gone: `history_edited`.",
     "mini": "mini throws a reply without a tool call away and complains: a branch.",
-    "aider": "Every prompt of aider begins with example replies that nobody sampled, and its long reminder moves to the "
-    "last user message each time: `unknown_parent`, a trace each. The commit message is a `side` call.",
+    "aider": "Every prompt of aider begins with example replies that nobody sampled, and its long reminder moves to "
+    "the last user message each time: `unknown_parent`, a trace each. The commit message is a `side` call.",
 }
 WHY_THINKING = {
+    "gemini": "As before; and to a reply of thoughts only, Gemini CLI answers with words of a model that nobody sampled "
+    "('Tool execution completed.') and a reminder: `unknown_parent`. The next request has neither: `history_edited`.",
     "claude": "As before; and the reminder is a user's message, so that the template drops what was thought before it: "
     "the branch is a fork, `thinking_policy`.",
     "mini": "As before; and the complaint is a user's message: `thinking_policy`.",
@@ -58,8 +60,8 @@ def expected(row: Row) -> Expected:
             forks = ("thinking_policy", "tools_changed") if thinking else ("tools_changed",)
             return replace(one, forks=forks, traces={"main": 3}, why=why)
         case "gemini":
-            forks = ("unknown_parent", "history_edited")
-            return Expected({"main": main, "side": 1}, forks, 1, {"main": 3}, why)
+            forks = ("history_edited", "unknown_parent", "history_edited") if thinking else ("history_edited",)
+            return Expected({"main": main, "side": 1}, forks, 2, {"main": 5 if thinking else 3}, why)
         case "opencode":
             return replace(one, calls={"main": main, "side": 1})
         case "mini":

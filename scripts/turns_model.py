@@ -27,7 +27,7 @@ def thinking_model(folder: Path) -> Path:
         raise Failure("Qwen3's chat template comes with trl, which is not in .venv-engine; run: make setup")
     model = folder / "model"
     model.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(plain_model() / name, model / name)
     shutil.copyfile(found[0], model / "chat_template.jinja")
     return model

@@ -1,16 +1,16 @@
 """The rows of several turns, and what the scripted engine says in each. Pure.
 
-Three scenarios a harness and variant, by base URL. ``turns``: one agent works through a task of at least six turns (text,
-tools, two calls in one reply, an image, a search for tools where there is one, and an empty reply where the harness
-answers one with a reminder), with a chat template that shows a conversation always alike. ``turns-thinking``: the same
-with reasoning, and Qwen3's template, which drops earlier reasoning as soon as a new question comes. ``turns-agent``: the
-agent has a sub-agent do something. Every step is said once, in order; what must come of it is in ``turns_expected``.
+Three scenarios a harness and variant, by base URL. ``turns``: one agent works through a task of at least six turns
+(text, tools, two calls in one reply, an image, a search for tools where there is one, and an empty reply where the
+harness answers one with a reminder), with a chat template that shows a conversation always alike. ``turns-thinking``:
+the same with reasoning, and Qwen3's template, which drops earlier reasoning as soon as a new question comes.
+``turns-agent``: the agent has a sub-agent do something. Every step is said once, in order; what must come of it is in
+``turns_expected``.
 """
 
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 from dragoman.rollout.harnesses import HARNESSES
 from scripts import turns_tools as tools
@@ -22,11 +22,13 @@ MARK = "TURNS-TASK"
 PROMPT = f"{MARK}: write and read a few small files with your tools, then say in one sentence what you did."
 SUB_TASK = "SUB-TASK: write hello into sub.txt with the shell, then say that you did."
 IMAGE = "pixel.png"
-NOTE = "naïve – 日本語 🐉\n\ttab \"quoted\" \\n <b>&amp;</b>"
+NOTE = 'naïve, 日本語 🐉\n\ttab "quoted" \\n <b>&amp;</b>'
 """Text that is easily changed on its way: several bytes a character, quotes, escapes."""
 
-REMINDS = ("claude", "gemini", "mini")
-"""Answer an empty reply by asking again; to the others it is the end, and to Qwen Code it is never shown."""
+REMINDS = ("claude", "mini")
+"""Answer an empty reply by asking again. Gemini CLI does when it is the first, or has only thoughts (read in 0.61.0, and
+tried); to the others it is the end, and to Qwen Code it is never shown."""
+ONLY_THOUGHTS = "<think>\nNothing to say.\n</think>\n\n"
 
 # The main agent of Codex does not wait for the sub-agent by itself, and its tool for that wants an id that the script
 # does not know. The sub-agent's last call comes at once after this file.
@@ -75,6 +77,10 @@ def _main_steps(row: Row) -> list[Step]:
         steps.append({"text": "Now the image.", "tool_calls": [image]})
     if row.harness in REMINDS:
         steps.append({"raw": ""})
+    elif row.harness == "gemini":
+        steps.insert(0, {"raw": ""})
+        if row.scenario == "turns-thinking":
+            steps.append({"raw": ONLY_THOUGHTS})
     steps.append({"text": "  Ein Wort: naïve 🐉\n", "tool_calls": [tools.write(row, "note.txt", NOTE)]})
     if (search := tools.search(row)) is not None:
         steps.append({"tool_calls": [search]})
@@ -128,7 +134,7 @@ def once_steps(row: Row) -> set[int]:
 
 
 def png() -> bytes:
-    """A red image of 8 × 8 pixels."""
+    """A red image of 8 by 8 pixels."""
     rows = b"".join(b"\0" + b"\xff\0\0" * 8 for _ in range(8))
     header = struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + b"".join(

@@ -1,0 +1,75 @@
+"""Whether a row of several turns came out as it was written down, and the table of them. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from scripts.harness_row import Outcome
+from scripts.harness_rows import RAN, Row
+from scripts.harness_verdicts import WANTED_HASH
+from scripts.turns_expected import expected
+from scripts.turns_rows import once_steps
+
+TITLES = {"turns": "plain template", "turns-thinking": "Qwen3's template, with reasoning", "turns-agent": "a sub-agent"}
+
+
+def turns_problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
+    """What is not as expected; empty when everything is."""
+    found: list[str] = []
+    if outcome.exit_code != 0:
+        ended = "the time limit ended it" if outcome.exit_code is None else f"exit code {outcome.exit_code}"
+        found.append(ended)
+    if outcome.file_hash != WANTED_HASH:
+        found.append("the file is not the one asked for" if outcome.file_hash else "no file was written")
+    if not outcome.tool_ran and row.harness != "aider":  # which has no tools
+        found.append(f"no tool's output, {RAN}, reached the model")
+    if silent := sorted(once_steps(row) - set(outcome.steps)):
+        found.append(f"the model did not come to say step {', '.join(map(str, silent))}")
+    if bad := [status for status in outcome.calls if status != "answered"]:
+        found.append(f"calls that are {', '.join(sorted(set(bad)))}")
+    if outcome.escaped:
+        found.append("a connection to " + ", ".join(outcome.escaped))
+    if outcome.names:
+        found.append("looked up past the proxy: " + ", ".join(outcome.names))
+    account = outcome.account
+    if account is None:
+        return (*found, "its calls were not counted")
+    found += account.problems
+    if account.flow_calls != len(outcome.calls):
+        found.append(f"{account.flow_calls} calls in the saved flows, {len(outcome.calls)} in the store")
+    want = expected(row)
+    for name, got, wanted in (
+        ("calls", account.calls, want.calls),
+        ("starts", account.starts, want.starts),
+        ("forks", list(account.forks), list(want.forks)),
+        ("traces", account.traces, want.traces),
+    ):
+        if got != wanted:
+            found.append(f"{name}: {got}, expected {wanted}")
+    return tuple(found)
+
+
+def turns_table(rows: Sequence[Row], results: Mapping[str, Outcome | str]) -> list[list[str]]:
+    """One line a row."""
+    table = [
+        [
+            *("harness", "scenario", "calls", "exact", "echoes changed", "forks", "traces"),
+            *("tokens sampled", "traced", "excluded", "ledger", "result"),
+        ]
+    ]
+    for row in rows:
+        result = results[row.id]
+        trouble = (result,) if isinstance(result, str) else turns_problems(row, result)
+        cells = ["-"] * 9
+        if isinstance(result, Outcome) and (account := result.account) is not None:
+            sums = by_count(account.excluded) or "0"
+            cells = [by_count(account.calls), str(account.exact), f"{account.echo_changed} of {account.exact}"]
+            cells += [by_count(Counter(account.forks)) or "none", by_count(account.traces)]
+            cells += [str(account.sampled), str(account.traced), sums, "no" if account.problems else "balances"]
+        verdict = "FAILED: " + "; ".join(trouble) if trouble else "as expected"
+        table.append([row.who, TITLES[row.scenario], *cells, verdict])
+    return table
+
+
+def by_count(counts: Mapping[str, int]) -> str:
+    """``8 main, 1 side``."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
