@@ -9,21 +9,26 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import re
 import socket
 import urllib.parse
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import TextIO
 
 import uvicorn
 from mitmproxy import connection, ctx, exceptions, http
 from mitmproxy.addonmanager import Loader
+from mitmproxy.options import Options
 from mitmproxy.proxy import mode_specs
+from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from dragoman import home
 from dragoman.addons.app import create_app
+from dragoman.addons.diversion import Diversions
+from dragoman.addons.egress import Egress, read_egress
 from dragoman.addons.errors import DragomanError
 from dragoman.addons.gateway import Gateway
-from dragoman.addons.hop import INTERNAL_PREFIX, TICKET_HEADER, Hop, Tickets
+from dragoman.addons.hop import INTERNAL_PREFIX, Hop, Tickets
 from dragoman.addons.identity import (
     CREDENTIAL_HEADERS,
     Credentials,
@@ -32,10 +37,17 @@ from dragoman.addons.identity import (
 )
 from dragoman.addons.providers import provider_for_host
 from dragoman.addons.providers.side import find_side_answer
+from dragoman.addons.redact import redact, take_ours
 from dragoman.addons.settings import Settings
 from dragoman.certs.authority import ensure_authority
 
 log = logging.getLogger("dragoman")
+BODY_LIMIT = "256m"
+"""mitmproxy's own limit, for bodies in both directions; the app has a smaller one for requests."""
+HEADER_LIMIT = 64 * 1024
+"""Bytes of a request's path and headers. The largest head of a harness had 6 kB."""
+CONTROL_PATH = re.compile(r"/*dragoman(/|$)")
+"""The control API, whose answers hold tokens; more slashes than the app itself takes, to be on the safe side."""
 NOT_FOUND = b'{"error":{"type":"not_found","message":"blocked by the gateway: this host is not a model provider"}}'
 
 
@@ -47,24 +59,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-@dataclass(slots=True)
-class _Diverted:
-    """What a flow looked like before it was sent to the app, and the reply bytes seen so far."""
-
-    scheme: str
-    host: str
-    port: int
-    authority: str
-    host_header: str | None
-    ticket: str
-    keep: bool
-    chunks: list[bytes] = field(default_factory=list)
-
-
 class Intercept:
     def __init__(self) -> None:
-        self.tickets = Tickets()
-        self.diverted: dict[str, _Diverted] = {}
+        self.diversions = Diversions(Tickets())
+        self.leaving: dict[str, http.HTTPFlow] = {}
+        """Flow id → flow on its way to another host, with credentials that must not be saved."""
+        self.egress = Egress()
         self.proxy_users: dict[str, str] = {}
         """Client connection id → user name of its CONNECT's proxy credentials."""
         self.ready = asyncio.Event()
@@ -73,6 +73,8 @@ class Intercept:
         self.serving: asyncio.Task[None] | None = None
         self.warming: asyncio.Task[None] | None = None
         self.port = 0
+        self.announced: TextIO | None = None
+        """Open as long as other commands may count on this gateway."""
 
     # -- options ----------------------------------------------------------------------------------------------------
 
@@ -93,13 +95,18 @@ class Intercept:
         add("dragoman_replay_token", str, "", "Episode token for flows replayed with -C (credentials are not saved).")
         # The harness speaks to us; mitmproxy must never dial the real provider by itself.
         ctx.options.update(confdir=str(home.state_folder() / "certs"), connection_strategy="lazy", upstream_cert=False)
+        # What is neither HTTP nor WebSocket would pass every check below.
+        ctx.options.update(rawtcp=False)
+        if ctx.options.body_size_limit is None:
+            ctx.options.update(body_size_limit=BODY_LIMIT)
         ensure_authority(home.state_folder() / "certs")
 
     def configure(self, updated: set[str]) -> None:
         if "dragoman_egress" in updated:
-            word = ctx.options.dragoman_egress.split(" ", 1)[0]
-            if word not in ("block", "pass", "allow"):
-                raise exceptions.OptionsError(f"dragoman_egress must be block, pass or 'allow HOST…', not {word!r}")
+            try:
+                self.egress = read_egress(ctx.options.dragoman_egress)
+            except ValueError as error:
+                raise exceptions.OptionsError(f"dragoman_egress: {error}") from error
         if "dragoman_thinking" in updated and ctx.options.dragoman_thinking not in ("template", "keep"):
             raise exceptions.OptionsError(
                 f"dragoman_thinking must be template or keep, not {ctx.options.dragoman_thinking!r}"
@@ -124,7 +131,7 @@ class Intercept:
             open_mode=options.dragoman_open,
             fsync=options.dragoman_fsync,
         )
-        self.gateway = Gateway(settings, self.tickets)
+        self.gateway = Gateway(settings, self.diversions.tickets)
         try:
             await self.gateway.start()
         except Exception as error:
@@ -141,6 +148,7 @@ class Intercept:
         self.server = _Server(config)
         self.serving = asyncio.create_task(self.server.serve(sockets=[listener]), name="dragoman app")
         self.warming = asyncio.create_task(self._warm(self.gateway), name="dragoman model")
+        self.announced = home.announce_gateway(home.state_folder(), _own_address(options))
         self.ready.set()
 
     async def _warm(self, gateway: Gateway) -> None:
@@ -151,10 +159,14 @@ class Intercept:
             log.warning("dragoman: %s (calls are answered as soon as it is there)", error.message)
 
     async def done(self) -> None:
+        for flow in self.leaving.values():  # mitmproxy saves the unfinished ones now
+            redact(flow)
         if self.server is not None and self.serving is not None and self.gateway is not None:
             self.server.should_exit = True
             await self.gateway.stop()
             await self.serving
+        if self.announced is not None:
+            self.announced.close()
 
     # -- flows ------------------------------------------------------------------------------------------------------
 
@@ -181,49 +193,53 @@ class Intercept:
     def client_disconnected(self, client: connection.Client) -> None:
         self.proxy_users.pop(client.id, None)
 
+    def requestheaders(self, flow: http.HTTPFlow) -> None:
+        size = sum(len(name) + len(value) for name, value in flow.request.headers.fields) + len(flow.request.path)
+        if size > HEADER_LIMIT:
+            flow.response = _json(431, f"the request's head has {size} bytes; at most {HEADER_LIMIT} are taken")
+
     async def request(self, flow: http.HTTPFlow) -> None:
+        if flow.response is not None:
+            return
         await self.ready.wait()
-        assert self.gateway is not None
         own = self._is_own(flow)
-        hop = self._take_credentials(flow, own)
-        path = urllib.parse.urlsplit(flow.request.path).path
         host = flow.request.host.lower().rstrip(".")
         if own or provider_for_host(host) is not None:
-            self._divert(flow, hop, keep=not path.startswith("/dragoman/"))
+            hop = self._take_credentials(flow, own)
+            path = urllib.parse.unquote(urllib.parse.urlsplit(flow.request.path).path)
+            self.diversions.divert(flow, hop, self.port, keep=not CONTROL_PATH.match(path))
+        elif (refusal := await self._refuse_stranger(flow)) is not None:
+            flow.response = refusal
+        elif side := find_side_answer(host, flow.request.method, urllib.parse.urlsplit(flow.request.path).path):
+            flow.response = http.Response.make(side.status, side.body, {"content-type": side.content_type})
+        elif not self.egress.allows(host, flow.request.port):
+            flow.response = http.Response.make(404, NOT_FOUND, {"content-type": "application/json"})
+        else:
+            self.leaving[flow.id] = flow
+
+    async def server_connect(self, data: ServerConnectionHookData) -> None:
+        """A name that may be asked for must not lead back to this machine, whatever it resolves to."""
+        assert data.server.address is not None
+        host, port = data.server.address[:2]
+        if (host, port) == ("127.0.0.1", self.port) or data.server.via is not None:
             return
         try:
-            if not (self.gateway.settings.open_mode and not hop.credentials.tokens):
-                check = await self.gateway.identify(hop, None)
-                del check
-        except DragomanError as error:
-            flow.response = (
-                _proxy_authentication_required() if error.status == 401 else _json(error.status, error.message)
-            )
+            address = await self.egress.resolve(host, port, asyncio.get_running_loop().getaddrinfo)
+        except OSError as error:
+            data.server.error = str(error)
             return
-        if side := find_side_answer(host, flow.request.method, path):
-            flow.response = http.Response.make(side.status, side.body, {"content-type": side.content_type})
-        elif not self._may_leave(host):
-            flow.response = http.Response.make(404, NOT_FOUND, {"content-type": "application/json"})
+        data.server.sni = data.server.sni or host
+        data.server.address = (address, port)
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
         assert flow.response is not None
-        diverted = self.diverted.get(flow.id)
-        if diverted is None:
-            flow.response.stream = flow.response.raw_content is None
-            return
-
-        def tee(data: bytes) -> bytes:
-            if diverted.keep:
-                diverted.chunks.append(data)
-            return data
-
-        flow.response.stream = tee
+        flow.response.stream = self.diversions.tee(flow) or flow.response.raw_content is None
 
     def response(self, flow: http.HTTPFlow) -> None:
-        self._restore(flow)
+        self._before_saving(flow)
 
     def error(self, flow: http.HTTPFlow) -> None:
-        self._restore(flow)
+        self._before_saving(flow)
 
     # -- helpers ----------------------------------------------------------------------------------------------------
 
@@ -235,12 +251,34 @@ class Intercept:
         names = {"localhost", (ctx.options.listen_host or "").lower(), *ctx.options.dragoman_names.lower().split()}
         return host in names or _is_loopback(host) or isinstance(flow.client_conn.proxy_mode, mode_specs.ReverseMode)
 
+    async def _refuse_stranger(self, flow: http.HTTPFlow) -> http.Response | None:
+        """Whose request for another host is it? Takes our credentials out of it; those of that host stay.
+
+        Returns the refusal of a request that belongs to no open episode.
+        """
+        assert self.gateway is not None
+        request = flow.request
+        lowered = {name.lower(): value for name, value in request.headers.items()}
+        credentials, _, _ = read_credentials(lowered, "/", "", self._proxy_user(flow))
+        take_ours(request)
+        if self.gateway.settings.open_mode and not credentials.tokens:
+            return None
+        try:
+            await self.gateway.identify(Hop(credentials, None, ""), None)
+        except DragomanError as error:
+            return _proxy_authentication_required() if error.status == 401 else _json(error.status, error.message)
+        return None
+
+    def _proxy_user(self, flow: http.HTTPFlow) -> str | None:
+        header = flow.request.headers.get("proxy-authorization")
+        return read_proxy_user(header) or self.proxy_users.get(flow.client_conn.id)
+
     def _take_credentials(self, flow: http.HTTPFlow, own: bool) -> Hop:
         """Take every credential out of the flow; what it said of its origin is kept in the hop."""
         request = flow.request
         for name in [name for name in request.headers if name.lower().startswith(INTERNAL_PREFIX)]:
             del request.headers[name]
-        user = read_proxy_user(request.headers.get("proxy-authorization")) or self.proxy_users.get(flow.client_conn.id)
+        user = self._proxy_user(flow)
         url = urllib.parse.urlsplit(request.path)
         lowered = {name.lower(): value for name, value in request.headers.items()}
         credentials, path, query = read_credentials(lowered, url.path, url.query, user)
@@ -252,32 +290,16 @@ class Intercept:
         address = f"{request.scheme}://{request.host_header or f'{request.host}:{request.port}'}"
         return Hop(credentials, None if own else request.host.lower().rstrip("."), address)
 
-    def _may_leave(self, host: str) -> bool:
-        policy, *hosts = ctx.options.dragoman_egress.split()
-        return policy == "pass" or (policy == "allow" and host in hosts)
+    def _before_saving(self, flow: http.HTTPFlow) -> None:
+        self.diversions.restore(flow)
+        if self.leaving.pop(flow.id, None) is not None:
+            redact(flow)
 
-    def _divert(self, flow: http.HTTPFlow, hop: Hop, *, keep: bool) -> None:
-        request = flow.request
-        ticket = self.tickets.issue(hop)
-        self.diverted[flow.id] = _Diverted(
-            request.scheme, request.host, request.port, request.authority, request.host_header, ticket, keep
-        )
-        request.headers[TICKET_HEADER] = ticket
-        request.scheme, request.host, request.port = "http", "127.0.0.1", self.port
 
-    def _restore(self, flow: http.HTTPFlow) -> None:
-        """Put the origin back before the flow is saved, with the bytes that the client got."""
-        diverted = self.diverted.pop(flow.id, None)
-        if diverted is None:
-            return
-        self.tickets.withdraw(diverted.ticket)
-        request = flow.request
-        request.headers.pop(TICKET_HEADER, None)
-        request.scheme, request.host, request.port = diverted.scheme, diverted.host, diverted.port
-        request.authority = diverted.authority
-        request.host_header = diverted.host_header
-        if flow.response is not None and flow.response.raw_content is None:
-            flow.response.raw_content = b"".join(diverted.chunks)
+def _own_address(options: Options) -> str:
+    """Where this gateway is reached from this machine."""
+    host = options.listen_host or "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{options.listen_port or 8080}"
 
 
 def _is_loopback(host: str) -> bool:
