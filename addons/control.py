@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import dragoman
+from dragoman.addons.artefact_json import artefact_json, read_artefacts
 from dragoman.addons.bodies import read_json_object
 from dragoman.addons.errors import (
     Conflict,
@@ -31,9 +32,9 @@ from dragoman.addons.hop import Hop
 from dragoman.addons.identity import KEY_PREFIX, environments, new_token
 from dragoman.certs.trust import trust_environment
 from dragoman.home import state_folder
-from dragoman.store import episodes
+from dragoman.store import artefacts, episodes
 from dragoman.store.errors import EpisodeEnded, EpisodeNotFound, GroupMismatch, StoreError
-from dragoman.store.records import EpisodeEnd, EpisodeInfo, EpisodeSpec, JsonObject, SamplingProfile
+from dragoman.store.records import ArtefactInfo, EpisodeEnd, EpisodeInfo, EpisodeSpec, JsonObject, SamplingProfile
 
 if TYPE_CHECKING:
     from dragoman.addons.gateway import Gateway
@@ -120,11 +121,29 @@ def routes(gateway: "Gateway") -> list[Route]:
         return 201, answer
 
     async def get_episode(_: JsonObject, __: Hop, episode_id: str) -> tuple[int, JsonObject]:
-        def read() -> EpisodeInfo:
+        def read() -> JsonObject:
             with gateway.database.reading() as session:
-                return episodes.get_episode(session, episode_id)
+                episode = episodes.get_episode(session, episode_id)
+                sums = episodes.sum_calls(session, episode_id)
+                kept = artefacts.list_artefacts(session, episode_id)
+            return episode_json(episode) | {
+                "calls": sums.by_status,
+                "prompt_tokens": sums.prompt_tokens,
+                "completion_tokens": sums.completion_tokens,
+                "artefacts": [artefact_json(info) for info in kept],
+            }
 
-        return 200, episode_json(await asyncio.to_thread(read))
+        return 200, await asyncio.to_thread(read)
+
+    async def add_artefacts(body: JsonObject, _: Hop, episode_id: str) -> tuple[int, JsonObject]:
+        given = read_artefacts(body)
+
+        def write() -> list[ArtefactInfo]:
+            with gateway.database.session() as session:
+                artefacts.write_artefacts(session, episode_id, given, now=time.time())
+                return artefacts.list_artefacts(session, episode_id)
+
+        return 200, {"artefacts": [artefact_json(info) for info in await asyncio.to_thread(write)]}
 
     async def end_episode(body: JsonObject, _: Hop, episode_id: str) -> tuple[int, JsonObject]:
         end = body.get("end", "completed")
@@ -167,6 +186,7 @@ def routes(gateway: "Gateway") -> list[Route]:
             "calls_running": len(gateway.running),
             "model": served.info.model if served else None,
             "max_model_len": served.info.max_model_len if served else None,
+            "max_reply_tokens": gateway.settings.max_reply_tokens,
             "renderer": served.codec.renderer_name if served else None,
             "template_has_tools": served.codec.template_has_tools if served else None,
             "bridges": served.bridges if served else None,
@@ -215,6 +235,7 @@ def routes(gateway: "Gateway") -> list[Route]:
         route("/episodes/{episode_id}", "GET", get_episode),
         route("/episodes/{episode_id}/end", "POST", end_episode),
         route("/episodes/{episode_id}/reward", "POST", set_reward),
+        route("/episodes/{episode_id}/artefacts", "POST", add_artefacts),
         Route("/{rest:path}", guarded(unknown)),
     ]
 

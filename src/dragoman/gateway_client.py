@@ -4,14 +4,15 @@ Rules of this module: one method per route, typed results, and one error whose t
 of this process are ignored: a shell that points a harness at the gateway must not send the operator's key through it.
 """
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import httpx
 
-from dragoman.store.records import EpisodeEnd, JsonObject, SamplingProfile
+from dragoman.store.records import Artefact, EpisodeEnd, JsonObject, SamplingProfile
 
 
 class GatewayError(Exception):
@@ -36,6 +37,17 @@ class OpenedEpisode:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeState:
+    end: EpisodeEnd | None
+    """``None``: it is open."""
+    end_reason: str | None
+    calls: Mapping[str, int]
+    """By status; only those that occur."""
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayStatus:
     version: str
     engine: str
@@ -46,6 +58,8 @@ class GatewayStatus:
     template_hash: str | None
     tokenizer_hash: str | None
     max_model_len: int | None
+    max_reply_tokens: int | None
+    """Cap on one reply; ``None``: an older gateway, which does not say."""
     policy_version: str | None
     store: str
     """The database's URL without its password."""
@@ -122,6 +136,30 @@ class GatewayClient:
             body["components"] = dict(components)
         self._ask("POST", f"/dragoman/episodes/{episode_id}/reward", body)
 
+    def add_artefacts(self, episode_id: str, artefacts: Sequence[Artefact]) -> None:
+        """Keep what a run left behind; one of a name that is there already replaces it. Raises ``GatewayError``."""
+        entries = [
+            {
+                "name": artefact.name,
+                "content_type": artefact.content_type,
+                "data": base64.b64encode(artefact.data).decode(),
+                "omitted": artefact.omitted,
+            }
+            for artefact in artefacts
+        ]
+        self._ask("POST", f"/dragoman/episodes/{episode_id}/artefacts", {"artefacts": entries})
+
+    def episode(self, episode_id: str) -> EpisodeState:
+        """How an episode stands. Raises ``GatewayError`` (``not_found``)."""
+        reply = self._ask("GET", f"/dragoman/episodes/{episode_id}", None)
+        return EpisodeState(
+            end=reply["end"],
+            end_reason=reply["end_reason"],
+            calls=reply["calls"],
+            prompt_tokens=reply["prompt_tokens"],
+            completion_tokens=reply["completion_tokens"],
+        )
+
     def status(self) -> GatewayStatus:
         """Raises ``GatewayError``."""
         reply = self._ask("GET", "/dragoman/status", None)
@@ -134,6 +172,7 @@ class GatewayClient:
             template_hash=reply.get("template_hash"),
             tokenizer_hash=reply.get("tokenizer_hash"),
             max_model_len=reply.get("max_model_len"),
+            max_reply_tokens=reply.get("max_reply_tokens"),
             policy_version=reply.get("policy_version"),
             store=reply["store"],
             outbox_depth=reply["outbox_depth"],

@@ -8,7 +8,8 @@ import pytest
 
 from dragoman.addons.control import read_spec
 from dragoman.addons.errors import InvalidRequest
-from dragoman.store.records import EpisodeSpec
+from dragoman.store.artefacts import read_artefact
+from dragoman.store.records import Artefact, EpisodeSpec
 from tests.addons.test_app import Served, serve
 from tests.scripted import scripted_engine
 
@@ -90,6 +91,8 @@ async def test_an_episodes_whole_life(tmp_path: Path) -> None:
         ("POST", "/episodes/none/reward", {"reward": 1}, 404),
         ("GET", "/episodes/none", None, 404),
         ("GET", "/nothing", None, 404),
+        ("POST", "/episodes/none/artefacts", {"artefacts": []}, 404),
+        ("POST", "/episodes/ID/artefacts", {}, 400),
         ("POST", "/episodes", {"expected": 2}, 400),
         ("POST", "/episodes/ID/end", {"end": "finished"}, 400),
         ("POST", "/episodes/ID/end", {"end": []}, 400),
@@ -111,7 +114,13 @@ async def test_bad_input_is_an_error_that_says_so(
 @pytest.mark.parametrize("key", ["x", "dgo_wrong", "dgm_" + "0" * 32, "own"])
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/status"), ("POST", "/episodes"), ("POST", "/episodes/ID/end"), ("POST", "/episodes/ID/reward")],
+    [
+        ("GET", "/status"),
+        ("POST", "/episodes"),
+        ("POST", "/episodes/ID/end"),
+        ("POST", "/episodes/ID/reward"),
+        ("POST", "/episodes/ID/artefacts"),
+    ],
 )
 async def test_only_the_operator_may(tmp_path: Path, key: str, method: str, path: str) -> None:
     async with serve(tmp_path, NO_ENGINE) as served:
@@ -157,3 +166,21 @@ async def test_status_says_which_turns_are_exact_once_the_model_is_known(tmp_pat
             _, answer = await ask(served, "GET", "/status")
             assert answer["bridges"]["parallel tool results"] == "exact"
             assert set(answer["bridges"].values()) == {"exact"}, "our own template keeps everything"
+
+
+async def test_artefacts_and_what_the_calls_add_up_to(tmp_path: Path) -> None:
+    entry = {"name": "changes.diff", "content_type": "text/x-diff", "data": "/wA=", "omitted": 7}
+    async with serve(tmp_path, NO_ENGINE) as served:
+        path = f"/episodes/{served.episode_id}"
+        status, _ = await ask(served, "POST", f"{path}/artefacts", {"artefacts": [entry]})
+        _, episode = await ask(served, "GET", path)
+        with served.gateway.database.reading() as session:
+            stored = read_artefact(session, served.episode_id, "changes.diff")
+        refused, answer = await ask(served, "POST", f"{path}/artefacts", {"artefacts": [entry | {"name": "a/b"}]})
+
+    assert status == 200
+    assert stored == Artefact("changes.diff", "text/x-diff", b"\xff\0", 7)
+    (shown,) = episode["artefacts"]
+    assert (shown["name"], shown["size"], shown["omitted"]) == ("changes.diff", 2, 7)
+    assert (episode["calls"], episode["prompt_tokens"], episode["completion_tokens"]) == ({}, 0, 0)
+    assert (refused, "no name of an artefact" in answer["error"]["message"]) == (400, True)

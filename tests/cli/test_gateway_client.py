@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.gateway_client import GatewayClient, GatewayError
+from dragoman.gateway_client import EpisodeState, GatewayClient, GatewayError
+from dragoman.store.records import Artefact
 
 OPENED = {
     "id": "abc",
@@ -41,6 +42,22 @@ def test_end_and_reward(serve_stub: Callable[..., Any]) -> None:
         ("POST", "/dragoman/episodes/abc/reward", {"reward": 0.5, "components": {"tests": 1.0}}),
         ("POST", "/dragoman/episodes/abc/reward", {"reward": -1.0}),
     ]
+
+
+def test_artefacts_travel_as_base64(serve_stub: Callable[..., Any]) -> None:
+    stub = serve_stub(lambda method, path, body: (200, {"artefacts": []}))
+    with GatewayClient(stub.address, "k") as client:
+        client.add_artefacts("abc", [Artefact("stdout.txt", "text/plain", b"\xff\0", omitted=3)])
+    entry = {"name": "stdout.txt", "content_type": "text/plain", "data": "/wA=", "omitted": 3}
+    assert stub.requests == [("POST", "/dragoman/episodes/abc/artefacts", {"artefacts": [entry]})]
+
+
+def test_an_episode_says_how_it_stands(serve_stub: Callable[..., Any]) -> None:
+    reply = {"end": None, "end_reason": None, "calls": {"answered": 2}, "prompt_tokens": 9, "completion_tokens": 4}
+    stub = serve_stub(lambda method, path, body: (200, reply))
+    with GatewayClient(stub.address, "k") as client:
+        assert client.episode("abc") == EpisodeState(None, None, {"answered": 2}, 9, 4)
+    assert stub.requests == [("GET", "/dragoman/episodes/abc", None)]
 
 
 def test_status_leaves_unknown_facts_none(serve_stub: Callable[..., Any]) -> None:
