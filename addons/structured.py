@@ -38,8 +38,10 @@ _CHOICE_FIELD: dict[ProviderName, str] = {
     "google": "toolConfig.functionCallingConfig.mode",
 }
 _SPACE: JsonObject = {"type": "regex", "pattern": r"[ \n\r\t]{0,8}"}
-_MOST_SPACE = 64
-"""White space in a row within JSON, so that a weak model cannot go on with it for ever."""
+_MOST_SPACE = 1
+"""Characters of white space between two marks of JSON. More would be legal, and at temperature 1 a model that has begun
+to indent may spend the whole reply on it; one is the space behind ``:`` and ``,`` that models write, or the line break
+around a parameter in XML. (xgrammar takes no 0.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class Limits:
 
 
 FREE = Limits()
+SUMMARY = Limits(calls=False)
+"""The tools stay in the prompt of a compaction, so that the conversation goes on exactly. What looks like a call is a
+part of the summary: masking it would make the call one that cannot be trained on."""
 
 
 def read_limits(request: ChatRequest, codec: TokenCodec, prompt_ids: TokenIds, sampling: Sampling) -> Limits:
@@ -73,6 +78,8 @@ def read_limits(request: ChatRequest, codec: TokenCodec, prompt_ids: TokenIds, s
     Raises ``Unsupported`` when the request forces what cannot be enforced with this model, ``InvalidRequest`` when a
     schema is none; each names the field.
     """
+    if request.responses is not None and request.responses.compaction is not None:
+        return SUMMARY
     tools = request.tools
     choice = request.tool_choice if tools else ToolChoice()
     format_field, choice_field = _FORMAT_FIELD[request.provider], _CHOICE_FIELD[request.provider]

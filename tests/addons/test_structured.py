@@ -339,6 +339,40 @@ def test_the_grammar_of_json_or_calls_and_of_no_calls() -> None:
 
 
 @pytest.mark.engine
+def test_a_reply_cannot_be_spent_on_white_space() -> None:
+    """One character of it between two marks, in JSON and in the arguments of either form of call."""
+    held = limits(response_format=json_of({"properties": {"a": {"items": {"type": "null"}, "type": "array"}}}))
+    pairs = (
+        ('{"a": [null, null]}', '{"a":  [null, null]}'),
+        ('{\n"a" :[ null\n,\tnull ] }', '{\n  "a": [null]}'),
+        ("{ }", "{  }"),
+    )
+    jobs = [job(codec(), held, pairs)]
+    for renderer, pair in (
+        ("template", ('{"name": "count", "arguments": {"n": 1}}', '{"name": "count", "arguments": {"n":  1}}')),
+        (
+            "prime-qwen3",
+            (
+                "<function=count>\n<parameter=n>\n1\n</parameter>\n</function>",
+                "<function=count>\n<parameter=n>\n1\n\n</parameter>\n</function>",
+            ),
+        ),
+    ):
+        used = codec(renderer)
+        forced = limits(used, tools=TOOLS, tool_choice=ToolChoice("required", "count"))
+        good, bad = (f"<tool_call>\n{text}\n</tool_call>" for text in pair)
+        jobs.append(job(used, forced, ((good, bad),)))
+    for answer in walk_grammars(tiny_model_folder(), jobs):
+        assert answer["accepted"] == [True, False] * (len(answer["accepted"]) // 2)
+
+
+def job(used: TokenCodec, held: Limits, pairs: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """For ``walk_grammars``: is the first of each pair taken, and the second not?"""
+    replies = [[*used.encode(text).tolist(), CLOSE] for pair in pairs for text in pair]
+    return {"structured": held.structured, "stop_ids": [CLOSE], "walks": 0, "accept": replies}
+
+
+@pytest.mark.engine
 def test_a_prompt_that_opened_reasoning_must_close_it() -> None:
     used = codec("nemotron-3")
     held = limits(used, response_format=json_of(PLAIN))

@@ -26,8 +26,10 @@ from tests.random_schemas import bounded_schema
 
 pytestmark = pytest.mark.engine
 
-MOST = 240
-"""Tokens of a reply; reasoning may take half of them. More than the longest of the forced ones needs."""
+MOST = 480
+"""Tokens of a reply. Reasoning may take half of them, and what is left is more than any forced value has bytes (a
+token has at least one): three fields of 14 bytes around a value of at most 12 characters of 4 bytes in quotes, or one
+title of 30. So none is cut, whatever the model samples."""
 PROMPT = "What will the weather be?"
 WEATHER: JsonObject = {
     "type": "object",
@@ -270,14 +272,16 @@ def test_without_calls_the_prompt_is_the_same_and_no_call_begins(gateway: Runnin
 SAMPLING = Sampling(temperature=1.0, max_tokens=MOST)
 
 
-async def sample(address: str, codec: TokenCodec, held: Limits, text: str) -> tuple[list[int], str | None]:
+async def sample(
+    address: str, codec: TokenCodec, held: Limits, text: str, sampling: Sampling = SAMPLING
+) -> tuple[list[int], str | None]:
     engine = Engine(address)
     try:
         ids: list[int] = []
         reason = None
         async for chunk in engine.generate(
             prompt_ids=codec.encode(text),
-            sampling=SAMPLING,
+            sampling=sampling,
             stop_ids=codec.stop_ids + held.stop_ids,
             request_id=f"test-{random.getrandbits(60)}",
             structured=held.structured,
@@ -297,9 +301,9 @@ def required(parallel: bool = True) -> ChatRequest:
 
 async def test_a_stop_id_of_ours_ends_the_reply_and_is_part_of_it(address: str, codec: TokenCodec) -> None:
     """By which at most one call is had without a grammar: here with a word that the model does say."""
-    prompt = "<|im_start|>user\nCount to ten.<|im_end|>\n<|im_start|>assistant\n"
+    prompt = "<|im_start|>user\nCount to ten.<|im_end|>\n<|im_start|>assistant\n1, 2, 3, 4"
     (stop,) = codec.encode(",").tolist()
-    ids, reason = await sample(address, codec, Limits(stop_ids=(stop,)), prompt)
+    ids, reason = await sample(address, codec, Limits(stop_ids=(stop,)), prompt, Sampling(temperature=0.0))
     assert (ids[-1], ids.count(stop), reason) == (stop, 1, "stop")
 
 
