@@ -1,7 +1,8 @@
 """The ASGI app: the one coroutine that a call walks through, top to bottom.
 
 Rules of this module: every 4xx is decided before a byte of the reply leaves; after that a failure is the dialect's
-own in-stream error. No event that a harness can act on leaves before the call's record is durable.
+own in-stream error. No event that a harness can act on leaves before the call's record is durable. An error that nobody
+foresaw is the provider's own 500, counted, and recorded as the call's outcome.
 """
 
 import asyncio
@@ -63,8 +64,10 @@ async def handle(gateway: Gateway, request: Request) -> Response:
         if route.kind != "generate":
             return await _answer_without_sampling(gateway, request, provider, route)
         return await answer_call(gateway, request, provider, route, episode, harness, path)
-    except DragomanError as error:
-        return respond.error_response(provider, error, None)
+    except ClientDisconnect:
+        return Response(status_code=499)
+    except Exception as error:
+        return respond.error_response(provider, gateway.shown(error), None)
 
 
 async def answer_call(
@@ -86,21 +89,22 @@ async def answer_call(
         arrived = recorder.arrive(arrival)
         lineage = await gateway.lineage(episode.id)
         call = await _prepare(gateway, provider, chat, episode, arrival, lineage)
-    except (ClientDisconnect, DragomanError) as error:
+        generation = _generation(gateway, call, lineage)
+    except Exception as error:
         if arrived is None:
             recorder.arrive(arrival)
         if isinstance(error, ClientDisconnect):
             await recorder.finish(rows.left_early(arrival, time.time()))
-            return Response(status_code=499)
-        await recorder.finish(rows.refused(arrival, provider, error, time.time()))
-        return respond.error_response(provider, error, arrival.id)
+            raise
+        shown = gateway.shown(error)
+        await recorder.finish(rows.refused(arrival, provider, shown, time.time()))
+        return respond.error_response(provider, shown, arrival.id)
     if (running := gateway.find_retried(call)) is not None:
         generation = running.generation
         generation.attach()
         await recorder.finish(rows.retried(arrival, running.call, time.time()))
         call = replace(call, arrival=running.call.arrival)
     else:
-        generation = _generation(gateway, call, lineage)
         generation.attach()
         gateway.run(call, generation)
         try:
@@ -109,8 +113,8 @@ async def answer_call(
             generation.detach(delivered=False)
             raise
     if call.request.stream:
-        return await respond.streamed(call, generation, gateway.settings)
-    return await respond.whole(request, call, generation, gateway.settings)
+        return await respond.streamed(gateway, call, generation)
+    return await respond.whole(gateway, request, call, generation)
 
 
 async def _prepare(

@@ -222,6 +222,8 @@ def routes(gateway: "Gateway") -> list[Route]:
                 return _error(Overloaded(str(error)))
             except ValueError as error:
                 return _error(InvalidRequest(str(error)))
+            except Exception as error:
+                return _error(gateway.shown(error))
             return Response(orjson.dumps(answer), status_code, media_type="application/json")
 
         return respond

@@ -9,11 +9,12 @@ from starlette.requests import Request
 
 from dragoman.addons.call import Call
 from dragoman.addons.engine import Engine
-from dragoman.addons.errors import Overloaded, Unauthorized
+from dragoman.addons.errors import DragomanError, Overloaded, Unauthorized
 from dragoman.addons.generation import Generation
 from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets
 from dragoman.addons.identity import EpisodeCache, check_usable, hash_token, new_id, new_token, read_credentials
 from dragoman.addons.lineage import EpisodeLineage
+from dragoman.addons.providers.base import to_dragoman_error
 from dragoman.addons.recorder import Recorder
 from dragoman.addons.restore import restore
 from dragoman.addons.served import ServedModel
@@ -55,6 +56,8 @@ class Gateway:
     """Call id → what is being sampled for it, or was and has not reached its client."""
     lineages: dict[str, EpisodeLineage] = field(default_factory=dict)
     """Episode id → its answered calls; the one used last stands last."""
+    unexpected: int = 0
+    """How many errors nobody foresaw: each is a defect of the gateway, and is in the log with where it came from."""
     _deadlines: asyncio.Task[None] = field(init=False)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened_by_itself: dict[str, str] = field(default_factory=dict)
@@ -202,4 +205,14 @@ class Gateway:
 
     def _done(self, call_id: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("call %s: the gateway failed", call_id, exc_info=error)
+            self._count(error, f"call {call_id}")
+
+    def shown(self, error: Exception) -> DragomanError:
+        """What a client is shown of ``error``. One that nobody foresaw is counted and logged, and says nothing."""
+        if not isinstance(error, DragomanError):
+            self._count(error, "a request")
+        return to_dragoman_error(error)
+
+    def _count(self, error: BaseException, where: str) -> None:
+        self.unexpected += 1
+        log.error("%s: the gateway failed", where, exc_info=error)

@@ -13,10 +13,10 @@ from starlette.responses import Response, StreamingResponse
 
 from dragoman.addons.call import Call
 from dragoman.addons.errors import DragomanError
+from dragoman.addons.gateway import Gateway
 from dragoman.addons.generation import Generation
 from dragoman.addons.messages import ReplyFailed, ReplyFinished, ReplyStarted
 from dragoman.addons.providers.base import Provider, to_dragoman_error
-from dragoman.addons.settings import Settings
 from dragoman.addons.stream import merge_deltas
 
 FIRST_SIGN = 1.0
@@ -41,7 +41,7 @@ def error_response(provider: Provider, error: DragomanError, call_id: str | None
     return Response(body, provider.error_status(error), headers, media_type="application/json")
 
 
-async def streamed(call: Call, generation: Generation, settings: Settings) -> Response:
+async def streamed(gateway: Gateway, call: Call, generation: Generation) -> Response:
     """Headers at once, then events as they come, with keep-alives. The caller has attached to ``generation``."""
     events = await generation.next_events(0, FIRST_SIGN)
     if events and isinstance(events[0], ReplyFailed):
@@ -56,7 +56,7 @@ async def streamed(call: Call, generation: Generation, settings: Settings) -> Re
         try:
             yield encoder.encode(started)
             while True:
-                events = await generation.next_events(seen, settings.keep_alive)
+                events = await generation.next_events(seen, gateway.settings.keep_alive)
                 seen += len(events)
                 data = b"".join(encoder.encode(event) for event in merge_deltas(events))
                 if data:
@@ -66,7 +66,10 @@ async def streamed(call: Call, generation: Generation, settings: Settings) -> Re
                 if events and isinstance(events[-1], ReplyFinished | ReplyFailed):
                     delivered = True
                     return
-                await generation.wait_finished(settings.coalesce)
+                await generation.wait_finished(gateway.settings.coalesce)
+        except Exception as error:
+            yield encoder.encode(ReplyFailed(gateway.shown(error)))
+            delivered = True
         finally:
             generation.detach(delivered=delivered)
 
@@ -75,13 +78,13 @@ async def streamed(call: Call, generation: Generation, settings: Settings) -> Re
     return StreamingResponse(body(), media_type=media_type, headers=headers)
 
 
-async def whole(request: Request, call: Call, generation: Generation, settings: Settings) -> Response:
+async def whole(gateway: Gateway, request: Request, call: Call, generation: Generation) -> Response:
     """One JSON body. After ``patience`` seconds the headers go out, and white space until the body is there.
 
     The caller has attached to ``generation``.
     """
     left = asyncio.create_task(_until_left(request))
-    waiting = asyncio.create_task(generation.wait_finished(settings.patience))
+    waiting = asyncio.create_task(generation.wait_finished(gateway.settings.patience))
     await asyncio.wait((left, waiting), return_when=asyncio.FIRST_COMPLETED)
     gone = left.done()
     left.cancel()
@@ -89,7 +92,7 @@ async def whole(request: Request, call: Call, generation: Generation, settings: 
     if generation.finished or gone:
         generation.detach(delivered=not gone)
     if generation.finished:
-        return _rendered(call, generation)
+        return _rendered(gateway, call, generation)
     if gone:
         return Response(status_code=499)
 
@@ -97,9 +100,9 @@ async def whole(request: Request, call: Call, generation: Generation, settings: 
         delivered = False
         try:
             yield b" "
-            while not await generation.wait_finished(settings.keep_alive):
+            while not await generation.wait_finished(gateway.settings.keep_alive):
                 yield b" "
-            yield bytes(_rendered(call, generation).body)
+            yield bytes(_rendered(gateway, call, generation).body)
             delivered = True
         finally:
             generation.detach(delivered=delivered)
@@ -107,14 +110,16 @@ async def whole(request: Request, call: Call, generation: Generation, settings: 
     return StreamingResponse(late(), media_type="application/json", headers=request_id(call.provider, call.id))
 
 
-def _rendered(call: Call, generation: Generation) -> Response:
-    match generation.events[-1]:
-        case ReplyFinished(reply=reply):
-            body = call.provider.render_reply(reply, call.request)
-            return json_response(body, request_id(call.provider, call.id))
-        case ReplyFailed(error=error):
-            return error_response(call.provider, to_dragoman_error(error), call.id)
-    raise AssertionError("a finished generation ends in a closing event")
+def _rendered(gateway: Gateway, call: Call, generation: Generation) -> Response:
+    closing = generation.events[-1]
+    if isinstance(closing, ReplyFailed):
+        return error_response(call.provider, to_dragoman_error(closing.error), call.id)
+    assert isinstance(closing, ReplyFinished), "a finished generation ends in a closing event"
+    try:
+        body = call.provider.render_reply(closing.reply, call.request)
+        return json_response(body, request_id(call.provider, call.id))
+    except Exception as error:
+        return error_response(call.provider, gateway.shown(error), call.id)
 
 
 async def _until_left(request: Request) -> None:

@@ -12,10 +12,12 @@ import httpx
 import pytest
 import uvicorn
 
+from dragoman.addons import app, control, respond
 from dragoman.addons.app import create_app
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets
 from dragoman.addons.identity import Credentials, new_token
+from dragoman.addons.providers.anthropic import ANTHROPIC
 from dragoman.addons.settings import Settings
 from dragoman.store.calls import read_calls
 from dragoman.store.records import CallOutcome, EpisodeSpec
@@ -337,6 +339,80 @@ async def test_a_legacy_completion_takes_text_or_ids(tmp_path: Path, engine: Scr
             assert response.status_code == 200, response.text
             assert response.json()["object"] == "text_completion"
         assert engine.requests()[-1]["prompt_ids"] == [5, 6, 7]
+
+
+BUG = ZeroDivisionError("a bug")
+
+
+def buggy(*_: Any, **__: Any) -> Any:
+    raise BUG
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1beta/models/m:generateContent"])
+@pytest.mark.parametrize("place", ["_parse", "_prepare", "_generation"])
+async def test_a_bug_before_the_reply_is_the_providers_500_counted_and_recorded(
+    tmp_path: Path,
+    engine: Scripted,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    place: str,
+) -> None:
+    body = anthropic("x") | {"contents": [{"role": "user", "parts": [{"text": "x"}]}]}
+    async with serve(tmp_path, engine.address) as served:
+        monkeypatch.setattr(app, place, buggy)
+        response = await served.http.post(path, json=body)
+        assert response.status_code == 500
+        assert "gateway failed" in response.json()["error"]["message"]
+        assert "a bug" not in response.text
+        assert served.gateway.unexpected == 1
+        assert "ZeroDivisionError: a bug" in caplog.text
+        outcome = await served.last_outcome()
+        assert (outcome.status, outcome.http_status, outcome.error_code) == ("failed", 500, "internal")
+
+
+@pytest.mark.parametrize("patience", [20.0, 0.0])
+async def test_a_bug_in_writing_a_whole_reply_is_counted(
+    tmp_path: Path, engine: Scripted, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    async with serve(tmp_path, engine.address, patience=patience) as served:
+        monkeypatch.setattr(type(ANTHROPIC), "render_reply", buggy)
+        response = await served.http.post("/v1/messages", json=anthropic("x"))
+        assert response.json()["error"]["type"] == "api_error"
+        assert served.gateway.unexpected == 1
+        assert not served.gateway.running
+
+
+async def test_a_bug_in_the_middle_of_a_stream_is_its_in_stream_error(
+    tmp_path: Path, engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(tmp_path, engine.address) as served:
+        monkeypatch.setattr(respond, "merge_deltas", buggy)
+        response = await served.http.post("/v1/messages", json=anthropic("x", stream=True))
+        assert response.status_code == 200
+        assert b'event: error\ndata: {"type":"error","error":{"type":"api_error"' in response.content
+        assert served.gateway.unexpected == 1
+
+
+async def test_a_bug_while_sampling_is_counted(
+    tmp_path: Path, engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(tmp_path, engine.address) as served:
+        monkeypatch.setattr(app, "build_reply", buggy)
+        assert (await served.http.post("/v1/messages", json=anthropic("x"))).status_code == 500
+        assert (await served.last_outcome()).status == "failed"
+        assert served.gateway.unexpected == 1
+
+
+async def test_a_bug_in_the_control_api_is_counted(
+    tmp_path: Path, engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(tmp_path, engine.address) as served:
+        monkeypatch.setattr(control, "read_spec", buggy)
+        operator = {"authorization": "Bearer dgo_test"}
+        response = await served.http.post("/dragoman/episodes", json={}, headers=operator)
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
+        assert served.gateway.unexpected == 1
 
 
 async def test_eight_at_once_do_not_wait_for_each_other(tmp_path: Path, engine: Scripted) -> None:
