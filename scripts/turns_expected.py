@@ -19,16 +19,16 @@ from scripts.turns_rows import once_steps
 WHY = {
     "claude": "After the empty reply Claude Code asks again with a reminder behind the tool result; the empty reply is "
     "nowhere: a branch. ToolSearch puts a tool into the list, which the template writes first: `tools_changed`.",
-    "gemini": "After an empty first reply Gemini CLI asks again with a reminder behind the question: another beginning. "
+    "gemini": "After an empty first reply Gemini CLI asks again with a reminder behind the question: a second start. "
     "From the next request on the reminder is gone: `history_edited`.",
     "mini": "mini throws a reply without a tool call away and complains: a branch.",
     "aider": "Every prompt of aider begins with example replies that nobody sampled, and its long reminder moves to "
     "the last user message each time: `unknown_parent`, a trace each. The commit message is a `side` call.",
 }
 WHY_THINKING = {
-    "gemini": "As before; and to a reply of thoughts only, Gemini CLI answers with words of a model that nobody sampled "
+    "gemini": "As before; and to a reply of thoughts only, Gemini CLI adds a model's words that nobody sampled "
     "('Tool execution completed.') and a reminder: `unknown_parent`. The next request has neither: `history_edited`.",
-    "claude": "As before; and the reminder is a user's message, so that the template drops what was thought before it: "
+    "claude": "As before; and the reminder is a user's message, so the template drops what was thought before it: "
     "the branch is a fork, `thinking_policy`.",
     "mini": "As before; and the complaint is a user's message: `thinking_policy`.",
 }

@@ -26,8 +26,8 @@ NOTE = 'naïve, 日本語 🐉\n\ttab "quoted" \\n <b>&amp;</b>'
 """Text that is easily changed on its way: several bytes a character, quotes, escapes."""
 
 REMINDS = ("claude", "mini")
-"""Answer an empty reply by asking again. Gemini CLI does when it is the first, or has only thoughts (read in 0.61.0, and
-tried); to the others it is the end, and to Qwen Code it is never shown."""
+"""Answer an empty reply by asking again. Gemini CLI does when it is the first or has only thoughts (read in 0.61.0,
+and tried); to the others it is the end, and to Qwen Code it is never shown."""
 ONLY_THOUGHTS = "<think>\nNothing to say.\n</think>\n\n"
 
 # The main agent of Codex does not wait for the sub-agent by itself, and its tool for that wants an id that the script

@@ -1,0 +1,85 @@
+"""The longer runs: what the model says can be played, in order, to the agent that it is meant for."""
+
+import io
+import json
+import struct
+import zlib
+
+import pytest
+
+from dragoman.rollout.harnesses import HARNESSES
+from dragoman.rollout.script import Script, read_script
+from scripts.harness_rows import Row, defect_rows, matrix_rows, tool_call
+from scripts.turns_rows import MARK, SUB_TASK, once_steps, png, turns_rows, turns_script
+from scripts.turns_tools import AGENTS
+
+ROWS = list(turns_rows())
+
+
+def _play(script: Script, prompts: list[str]) -> list[int | None]:
+    return [script.choose(prompt) for prompt in prompts]
+
+
+def test_every_harness_and_variant_is_there() -> None:
+    variants = {harness.name: len(harness.variants) or 1 for harness in HARNESSES}
+
+    assert len(ROWS) == 2 * sum(variants.values()) + sum(variants[name] for name in AGENTS)
+    assert not {row.id for row in ROWS} & {row.id for row in (*matrix_rows(), *defect_rows())}
+    assert {row.mode for row in ROWS} == {"base-url"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_the_main_agent_is_told_every_step_in_order(row: Row) -> None:
+    script = read_script(turns_script(row))
+    offered = json.dumps({"name": _shell_tool(row)})
+    sub = [step.unless is not None for step in script.steps].count(True)
+    once = sorted(once_steps(row))
+
+    assert len(once) - sub >= (4 if row.harness == "aider" or row.scenario == "turns-agent" else 6)
+    assert _play(script, [MARK + offered] * (len(once) - sub)) == once[sub:]
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.scenario == "turns-agent"], ids=lambda row: row.id)
+def test_the_sub_agent_has_steps_of_its_own(row: Row) -> None:
+    script = read_script(turns_script(row))
+    offered = json.dumps({"name": _shell_tool(row)})
+
+    # in whatever order the two come
+    assert _play(script, [MARK + offered, SUB_TASK + offered, MARK + SUB_TASK + offered, SUB_TASK + offered]) == [
+        *(3, 0, 4, 1)
+    ]
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.harness != "aider"], ids=lambda row: row.id)
+def test_what_is_asked_beside_uses_up_no_step(row: Row) -> None:
+    script = read_script(turns_script(row))
+
+    number = script.choose(MARK + "a title, please")
+
+    assert number is not None
+    assert number not in once_steps(row)
+    if row.harness == "gemini":
+        assert json.loads(script.steps[number].text)
+
+
+def test_reasoning_is_only_in_the_runs_with_thinking() -> None:
+    for row in ROWS:
+        thinks = [bool(step.get("reasoning")) for step in turns_script(row)]
+        assert any(thinks) == (row.scenario == "turns-thinking")
+
+
+def test_the_image_is_a_png() -> None:
+    file = io.BytesIO(png())
+    assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+    chunks = {}
+    while head := file.read(8):
+        size, name = struct.unpack(">I4s", head)
+        data = file.read(size)
+        assert struct.unpack(">I", file.read(4)) == (zlib.crc32(name + data),)
+        chunks[name] = data
+    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
+    assert len(zlib.decompress(chunks[b"IDAT"])) == 8 * (1 + 8 * 3)
+
+
+def _shell_tool(row: Row) -> str:
+    return "none" if row.harness == "aider" else str(tool_call(row, "")["name"])
