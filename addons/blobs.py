@@ -77,5 +77,12 @@ def tools_blob(tools: tuple[Tool, ...]) -> Blob | None:
     return _blob([{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools])
 
 
+def read_tools(blob: Blob | None) -> tuple[Tool, ...]:
+    """The tools of a ``tools_blob``, as functions: in which form a dialect has them is not in it."""
+    if blob is None:
+        return ()
+    return tuple(Tool(tool["name"], tool["description"], tool["parameters"]) for tool in orjson.loads(blob.data))
+
+
 def reply_blob(parts: tuple[ReplyPart, ...]) -> Blob:
     return _blob({"role": "assistant", "parts": [_part(part) for part in parts]})

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from dragoman.addons.blobs import reply_blob
+import numpy as np
+
+from dragoman.addons.blobs import message_blob, reply_blob, tools_blob
 from dragoman.addons.canonical import CANONICAL_VERSION, carried
+from dragoman.addons.earlier import state_of
 from dragoman.addons.errors import DragomanError
 from dragoman.addons.generation import Sampled
 from dragoman.addons.lineage import Found, Node, system_key
@@ -73,7 +76,33 @@ class Call:
 def answered(call: Call, sampled: Sampled, reply: Reply, now: float) -> CallOutcome:
     """The reply is complete and about to be let out."""
     outcome = _outcome(call, sampled, now)
-    return replace(outcome, status="answered", finish_reason=reply.finish_reason, reply=reply_blob(reply.parts))
+    return replace(
+        outcome,
+        status="answered",
+        finish_reason=reply.finish_reason,
+        reply=reply_blob(reply.parts),
+        state=state_of(call.request),
+    )
+
+
+def warmed_up(arrival: CallArrival, request: ChatRequest, now: float) -> CallOutcome:
+    """Nothing is sampled for it, and no prompt made; a later call may go on from it."""
+    nothing = np.empty(0, np.int32)
+    return CallOutcome(
+        id=arrival.id,
+        status="answered",
+        http_status=200,
+        finished_at=now,
+        model=request.model,
+        stream=request.stream,
+        messages=tuple(message_blob(message) for message in request.messages),
+        tools=tools_blob(request.tools),
+        prompt_len=0,
+        prompt_ids=nothing,
+        completion_ids=nothing,
+        logprobs=np.empty(0, np.float32),
+        state=state_of(request),
+    )
 
 
 def failed(call: Call, sampled: Sampled, error: DragomanError, now: float) -> CallOutcome:

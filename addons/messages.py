@@ -104,6 +104,35 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """A conversation as a later request of the Responses dialect goes on with it, by the id of its last reply."""
+
+    messages: tuple[Message, ...]
+    """Of the request and its reply, without ``instructions``: those hold for one request only."""
+    tools: tuple[Tool, ...]
+    """Those that came with input items. (Those beside the input hold for one request only.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesDetails:
+    """What a request of the Responses dialect says beside the conversation."""
+
+    previous: str | None = None
+    """``previous_response_id`` as it was asked; ``messages`` and ``tools`` of the request hold what it stands for."""
+    kept: bool = True
+    """``store``: whether any later request may go on from the reply by its id. If not, only its own socket may."""
+    instructions: bool = False
+    """Whether the first message is ``instructions``, and not part of the input."""
+    input_tools: tuple[str, ...] = ()
+    """Names of the tools that came with input items."""
+    warm_up: bool = False
+    """``generate: false``: nothing is sampled, and a later request goes on from this one by its reply's id."""
+    compaction: Literal["item", "list"] | None = None
+    """The reply is a summary in place of the conversation: as the one item of a response, or as the list that the
+    ``/compact`` paths answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One generation request, whatever dialect it came in."""
 
@@ -117,8 +146,9 @@ class ChatRequest:
     response_format: ResponseFormat | None = None
     sampling: Sampling = Sampling()
     stream: bool = False
-    stream_form: Literal["sse", "json_array"] = "sse"
-    """Google only: whether the stream is server-sent events or one JSON array, sent element by element."""
+    stream_form: Literal["sse", "json_array", "messages"] = "sse"
+    """Whether the stream is server-sent events, one JSON array that is sent element by element (Google only), or JSON
+    texts, each ending in a line break: the messages of a WebSocket (Responses only)."""
     show_reasoning: bool = True
     """Google only: whether the harness asked to be shown reasoning."""
     include_usage: bool = True
@@ -128,6 +158,8 @@ class ChatRequest:
     return_token_ids: bool = False
     prompt: str | tuple[int, ...] | None = None
     """Legacy completions only: the plain prompt; ``messages`` is then empty."""
+    responses: ResponsesDetails | None = None
+    """What only the Responses dialect has; ``None`` in the others."""
 
 
 @dataclass(frozen=True, slots=True)

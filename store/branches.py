@@ -30,6 +30,7 @@ ExclusionReason = Literal[
     "subagent",
     "side",
     "compaction",
+    "warm_up",
     "empty",
     "constrained",
     "unknown_policy",

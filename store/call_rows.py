@@ -72,6 +72,7 @@ def outcome_values(outcome: CallOutcome) -> Values:
     """The columns that an outcome fills in. ``messages``, ``tools`` and ``reply`` are digests here."""
     try:
         _id(outcome.id, "id")
+        _json(outcome.state, "state")
         return {
             "status": _status(outcome),
             "http_status": _count(outcome.http_status, "http_status"),

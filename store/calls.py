@@ -22,12 +22,13 @@ from dragoman.store.call_rows import (
 )
 from dragoman.store.database import insert_new
 from dragoman.store.errors import CallNotFound, StoreError
-from dragoman.store.models import Call, Episode, StoredBlob, table_of
+from dragoman.store.models import Call, Episode, ReplyState, StoredBlob, table_of
 from dragoman.store.packing import DIGEST_LENGTH, digest, pack_text, unpack_ids, unpack_text
-from dragoman.store.records import CallArrival, CallInfo, CallOutcome, TokenIds
+from dragoman.store.records import CallArrival, CallInfo, CallOutcome, JsonObject, TokenIds
 
 CALLS: Table = table_of(Call)
 BLOBS: Table = table_of(StoredBlob)
+STATES: Table = table_of(ReplyState)
 CHUNK = 500
 """Values in one ``IN`` list; both databases allow thousands."""
 Record = TypeVar("Record", CallArrival, CallOutcome)
@@ -97,6 +98,7 @@ def write_outcomes(session: Session, outcomes: Sequence[CallOutcome]) -> list[Va
     have = {row.digest for row in _find(session, _KNOWN_BLOBS, sent)}
     rows: list[Values] = []
     blobs: list[Values] = []
+    states: list[Values] = []
     for at, outcome, values in valid:
         try:
             if not _check_state(outcome, stored):
@@ -110,9 +112,12 @@ def write_outcomes(session: Session, outcomes: Sequence[CallOutcome]) -> list[Va
         count = outcome.messages_kept + len(outcome.messages)
         stored[outcome.id] |= {**values, "has_prompt": values["prompt_ids"] is not None, "messages_count": count}
         rows.append({**values, "at_row": stored[outcome.id]["row"]})
+        if outcome.state is not None:
+            states.append({"call_id": outcome.id, "state": outcome.state})
     insert_new(session, BLOBS, blobs)
     if rows:
         session.connection().execute(_COMPLETE, rows)
+    insert_new(session, STATES, states)
     return answers
 
 
@@ -126,6 +131,11 @@ def read_calls(session: Session, episode_id: str) -> list[CallInfo]:
     """The calls of an episode in the order in which they arrived; empty for an unknown episode."""
     query = select(Call).where(Call.episode_id == episode_id).order_by(Call.arrived_at, Call.row)
     return _decode(session, session.scalars(query).all())
+
+
+def read_state(session: Session, call_id: str) -> JsonObject | None:
+    """``CallOutcome.state`` as it was written; ``None``: it has none, or there is no such call."""
+    return session.scalars(select(ReplyState.state).where(ReplyState.call_id == call_id)).one_or_none()
 
 
 def read_messages(session: Session, call_id: str) -> list[bytes]:

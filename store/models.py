@@ -198,6 +198,16 @@ class Call(Base):
     logprobs: Mapped[bytes | None]
 
 
+class ReplyState(Base):
+    """What a later request needs to go on from a call's reply by its id, beside the call itself."""
+
+    __tablename__ = "reply_states"
+
+    call_id: Mapped[str] = mapped_column(ForeignKey("calls.id"), primary_key=True)
+    state: Mapped[JsonObject]
+    """In the words of the dialect (``addons.earlier``)."""
+
+
 Index("ix_calls_episode_id_arrived_at_row", Call.episode_id, Call.arrived_at, Call.row)
 Index(
     "ix_calls_open",

@@ -22,7 +22,8 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 CallStatus = Literal["arrived", "answered", "refused", "failed", "aborted"]
 """``arrived``: a row without an outcome yet. ``refused``: answered with a 4xx before any sampling.
 ``failed``: the engine or the gateway failed. ``aborted``: the client left and generation was stopped."""
-CallKind = Literal["main", "subagent", "side", "compaction"]
+CallKind = Literal["main", "subagent", "side", "compaction", "warm_up"]
+"""``warm_up``: sent ahead so that a later call goes on from it; nothing is sampled, and its completion is empty."""
 ForkReason = Literal[
     "history_edited", "system_changed", "tools_changed", "thinking_policy", "no_close", "unknown_parent", "template"
 ]
@@ -89,6 +90,9 @@ class CallOutcome:
     tools: Blob | None = None
     reply: Blob | None = None
     """The reply's parts as the harness got them."""
+    state: JsonObject | None = None
+    """What a later request needs beside this call to go on from its reply by its id; ``None``: none can. Written with
+    the call, and read by ``calls.read_state`` only."""
     sampling_asked: JsonObject | None = None
     sampling_used: JsonObject | None = None
     constrained: bool = False

@@ -109,6 +109,9 @@ class Anthropic:
                 return Route("model", model=unquote(match[1]))
         return None
 
+    def previous(self, body: JsonObject) -> str | None:
+        return None
+
     def parse_request(self, body: JsonObject, route: Route) -> ChatRequest:
         if body.get("thread") is not None:
             # pi's message threads send no history: this text makes it send everything and stop using threads.

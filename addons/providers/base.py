@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import orjson
 
 from dragoman.addons.errors import DragomanError, ErrorCode
-from dragoman.addons.messages import ChatRequest, Reply, ReplyEvent
+from dragoman.addons.messages import ChatRequest, Earlier, Reply, ReplyEvent
 from dragoman.store.records import JsonObject, ProviderName
 
 # In a stream there is no status, so that a harness goes by the text of an error when it decides whether to try again:
@@ -44,6 +44,8 @@ class Route:
     """Which of several request forms this is (``chat`` or ``completions``), for the provider's own use."""
     query: str = ""
     """The request's query string, put in by ``find_provider`` for the dialects in which it says something."""
+    earlier: Earlier | None = None
+    """What the reply that ``Provider.previous`` names stands for; ``None``: it names none, or one that is not there."""
 
 
 class ReplyEncoder(Protocol):
@@ -69,6 +71,13 @@ class Provider(Protocol):
 
     def route(self, method: str, path: str) -> Route | None:
         """The route that ``path`` (no query) means, or ``None``: not one of ours."""
+        ...
+
+    def previous(self, body: JsonObject) -> str | None:
+        """The call whose reply the request goes on from by its id, and an empty text for an id that is not ours.
+
+        ``None``: it names none. Raises ``InvalidRequest``.
+        """
         ...
 
     def parse_request(self, body: JsonObject, route: Route) -> ChatRequest:

@@ -112,6 +112,9 @@ class Google:
         kind: RouteKind = "count_tokens" if verb == "countTokens" else "generate"
         return Route(kind, model=_model(match[1], name), stream=verb == "streamGenerateContent")
 
+    def previous(self, body: JsonObject) -> str | None:
+        return None
+
     def parse_request(self, body: JsonObject, route: Route) -> ChatRequest:
         request = fields_of(body, "body")
         if route.kind == "count_tokens" and "generateContentRequest" in request:

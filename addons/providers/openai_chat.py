@@ -89,6 +89,9 @@ class OpenAIChat:
             return None
         return Route("model", model=unquote(match[2])) if match[2] else Route("models")
 
+    def previous(self, body: JsonObject) -> str | None:
+        return None
+
     def parse_request(self, body: JsonObject, route: Route) -> ChatRequest:
         for field in _REFUSED:
             if body.get(field):

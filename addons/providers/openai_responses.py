@@ -1,40 +1,38 @@
-"""The OpenAI Responses dialect over HTTP, as the SDKs, Codex, pi and OpenCode speak it. Tools are in ``openai_tools``.
+"""The OpenAI Responses dialect, as the SDKs, Codex, pi and OpenCode speak it over HTTP and over WebSockets. What its
+input says is in ``openai_items``, its tools are in ``openai_tools``.
 
 Rules of this module: errors name fields as OpenAI does (``input[3].content[0]``). What is read and what is not:
 
-- Ignored, since it changes nothing that the model is shown: ``store`` (nothing is kept), ``include`` but for logprobs,
-  ``metadata``, ``client_metadata``, ``prompt_cache_key`` and its kin, ``service_tier``, ``truncation`` (a prompt that
-  is too long is an error), ``context_management``, ``reasoning``, ``text.verbosity``, ``max_tool_calls``, ``user``,
-  ``safety_identifier``, ``moderation``, ``stream_options``; an item's ``id``, ``status``, ``phase``, annotations and
-  Codex's ``internal_…`` fields; an image's ``detail``; a ``configuration_update`` of the reasoning effort.
-- An empty text says nothing and makes no part.
-- ``instructions`` are the first message. Each item is a message in its place, ``developer`` read as ``system``. But an
-  assistant's reasoning, text and calls, which come as items of their own, are one message as long as they come in the
-  order in which a reply has them: reasoning before text before calls.
-- Reasoning is its ``content`` or else its ``summary``; ``encrypted_content`` is its signature. A reply tells reasoning
-  as the summary, which Codex, pi and OpenCode replay, with a signature of ours even if ``include`` did not ask for it.
-- ``agent_message`` (Codex's sub-agents) is a user message that names both ends; what it calls ``encrypted_content`` is
-  what our own model wrote, verbatim.
-- ``compaction`` and ``context_compaction`` are a user message with the summary, if it is ours (``read_summary``); that
-  of another provider becomes ``OPAQUE_SUMMARY``.
-- Calls that a provider ran itself (web search and the like, from a session that began elsewhere) become a text of the
-  assistant's: ``[<type>]`` and the item as JSON.
+- Ignored, since it changes nothing that the model is shown: ``include`` but for logprobs, ``metadata``,
+  ``client_metadata`` (``identity`` reads it), ``prompt_cache_key`` and its kin, ``service_tier``, ``truncation`` (a
+  prompt that is too long is an error), ``context_management``, ``reasoning``, ``text.verbosity``, ``max_tool_calls``,
+  ``user``, ``safety_identifier``, ``moderation``, ``stream_options``.
+- ``instructions`` are the first message.
+- ``previous_response_id`` stands for the messages of that request and its reply, and for the tools that came with its
+  input, but for neither its ``instructions`` nor its ``tools``: a client sends those again. The caller looks it up
+  (``Route.earlier``). An id that cannot be used is a 400 with the code ``previous_response_not_found``.
+- ``store: false`` means that no later request may name the reply, but for those on the same socket. It says nothing of
+  our own record.
+- A reply tells reasoning as the summary, which Codex, pi and OpenCode replay, with a signature of ours even if
+  ``include`` did not ask for it.
 - A reply that was cut has status ``incomplete`` and ``incomplete_details``, which tell the SDKs, pi and OpenCode. But
   its stream ends with ``response.completed`` too: Codex looks no further, and at ``response.incomplete`` its run fails.
 - A reply repeats neither ``tools`` nor ``instructions``: no client reads them, and a stream would have them thrice.
+- Compaction, by an input that ends in ``compaction_trigger`` or by a ``/compact`` path: the model is asked for a
+  summary behind the conversation, with its tools still in the prompt. The reply is one ``compaction`` item and nothing
+  else (Codex fails on any other), with the summary as its ``encrypted_content``.
+- Over a WebSocket each event is one message, in the words of the stream. A message is the body of a request with a
+  ``type``; it always streams. ``generate: false`` prepares and samples nothing.
 """
 
-import base64
-import binascii
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+import orjson
 
 from dragoman.addons.errors import ContextTooLong, DragomanError, InvalidRequest, Unsupported
 from dragoman.addons.messages import (
     ChatRequest,
-    ImagePart,
-    Message,
-    Part,
     ReasoningDelta,
     ReasoningPart,
     Reply,
@@ -44,61 +42,45 @@ from dragoman.addons.messages import (
     ReplyPart,
     ReplyStarted,
     ResponseFormat,
-    Role,
+    ResponsesDetails,
     Sampling,
     TextDelta,
     TextPart,
     ToolCallPart,
-    ToolResultPart,
     Usage,
 )
 from dragoman.addons.providers.base import ReplyEncoder, Route, issue_signature, to_dragoman_error
 from dragoman.addons.providers.fields import (
     as_flag,
     as_int,
-    as_json,
     as_list,
     as_name,
     as_number,
     as_object,
     as_schema,
-    as_text,
     shown,
-    wrong,
 )
-from dragoman.addons.providers.openai_chat import OPENAI_CHAT, image_part
+from dragoman.addons.providers.openai_chat import OPENAI_CHAT
 from dragoman.addons.providers.openai_errors import REQUEST_ID_HEADER, error_object, error_status
-from dragoman.addons.providers.openai_tools import (
-    call_item,
-    choice_shown,
-    read_call,
-    read_tool_choice,
-    read_tools,
-    tools_in,
-)
+from dragoman.addons.providers.openai_items import SUMMARISE, issue_summary, read_input
+from dragoman.addons.providers.openai_tools import call_item, choice_shown, read_tool_choice, read_tools
 from dragoman.addons.sse import encode_event
 from dragoman.store.records import JsonObject, ProviderName
 
-OPAQUE_SUMMARY = (
-    "[Earlier conversation was compacted by another provider; its summary is encrypted and unreadable here.]"
-)
-
 # OpenRouter puts /api before the version; the last one is Codex with a ChatGPT login.
-_PATH = re.compile(r"(?:/api)?/v1/responses|/backend-api/codex/responses")
+_PATH = re.compile(r"(?:(?:/api)?/v1|/backend-api/codex)/responses(?P<compact>/compact)?")
+_RESPONSE_ID = re.compile(r"resp_([a-z0-9]{20})")
 # Content that is kept at OpenAI, or another way of answering.
 _REFUSED = ("background", "conversation", "prompt")
-_CALLS = ("function_call", "custom_tool_call", "local_shell_call", "tool_search_call")
-_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
-_COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
 # A call's field that the stream spells out, and the events that do so.
 _SPELT_OUT = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
-_RUN_ELSEWHERE = (
-    *("web_search_call", "file_search_call", "code_interpreter_call"),
-    *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
-)
+SOCKET = "socket"
+"""The ``variant`` of a route whose request came over a WebSocket."""
+_COMPACT = "compact"
+_NO_DETAILS = ResponsesDetails()
 
 
 class OpenAIResponses:
@@ -112,7 +94,14 @@ class OpenAIResponses:
             return None
         if path == "/v1/responses/input_tokens":
             return Route("count_tokens")
-        return Route("generate") if _PATH.fullmatch(path) else None
+        match = _PATH.fullmatch(path)
+        return match and Route("generate", variant=_COMPACT if match["compact"] else "")
+
+    def previous(self, body: JsonObject) -> str | None:
+        if (previous := body.get("previous_response_id")) is None:
+            return None
+        match = _RESPONSE_ID.fullmatch(as_name(previous, "previous_response_id"))
+        return match[1] if match else ""
 
     def parse_request(self, body: JsonObject, route: Route) -> ChatRequest:
         for field in _REFUSED:
@@ -120,17 +109,22 @@ class OpenAIResponses:
                 raise Unsupported(f"{field}: {shown(body[field])} is not supported", field=field)
         if as_int(body.get("n"), "n", low=1) not in (None, 1):
             raise InvalidRequest("n: one request gives one sample; send several requests", field="n")
-        if (earlier := body.get("previous_response_id")) is not None:
-            raise InvalidRequest(
-                f"previous_response_id: {shown(earlier)} not found; send the whole conversation as input",
-                field="previous_response_id",
-            )
+        previous, earlier = body.get("previous_response_id"), route.earlier
+        if previous is not None and earlier is None:
+            message = f"Previous response with id {shown(previous)} not found."
+            raise InvalidRequest(message, field="previous_response_id")
         _refuse_logprobs(body)
-        tools, tool_choice = read_tool_choice(body, read_tools(body))
+        found, input_tools = read_tools(body, () if earlier is None else earlier.tools)
+        tools, tool_choice = read_tool_choice(body, found)
+        messages = read_input(body, () if earlier is None else earlier.messages)
+        compacts = messages[-1:] == (SUMMARISE,)
+        if route.variant == _COMPACT and not compacts:
+            messages = (*messages, SUMMARISE)
+        socket = route.variant == SOCKET
         return ChatRequest(
             provider=self.name,
             model=as_name(body.get("model"), "model"),
-            messages=_messages(body),
+            messages=messages,
             tools=tools,
             tool_choice=tool_choice,
             response_format=_response_format(body.get("text")),
@@ -139,10 +133,32 @@ class OpenAIResponses:
                 top_p=as_number(body.get("top_p"), "top_p", low=0, high=1, above_low=True),
                 max_tokens=as_int(body.get("max_output_tokens"), "max_output_tokens", low=1),
             ),
-            stream=as_flag(body.get("stream"), "stream"),
+            stream=socket or (as_flag(body.get("stream"), "stream") and route.variant != _COMPACT),
+            stream_form="messages" if socket else "sse",
+            responses=ResponsesDetails(
+                previous=previous,
+                kept=as_flag(body.get("store"), "store", default=True),
+                instructions=bool(body.get("instructions")),
+                input_tools=tuple(tool.name for tool in tools if tool.name in input_tools),
+                warm_up=socket and not as_flag(body.get("generate"), "generate", default=True),
+                compaction="list" if route.variant == _COMPACT else "item" if compacts else None,
+            ),
         )
 
     def render_reply(self, reply: Reply, request: ChatRequest) -> JsonObject:
+        compaction = _details(request).compaction
+        if compaction is not None:
+            items = [_compaction_item(reply)]
+            if compaction == "list":
+                return {
+                    "id": f"resp_{reply.id}",
+                    "object": "response.compaction",
+                    "created_at": reply.created,
+                    "output": items,
+                    "usage": _usage(reply.usage),
+                }
+            response = _response(reply, request, "completed")
+            return {**response, "output": items, "usage": _usage(reply.usage)}
         cut = reply.finish_reason in ("length", "abort")  # the dialect has no word for what the engine broke off
         last = len(reply.parts) - 1
         return {
@@ -177,18 +193,6 @@ class OpenAIResponses:
 OPENAI_RESPONSES = OpenAIResponses()
 
 
-def read_summary(encrypted: str) -> str | None:
-    """The text in a compaction's ``encrypted_content`` that is ours: base64 of ``dgm-summary:`` and the summary.
-
-    ``None``: it is not one of ours. Nothing issues one yet; answering ``compaction_trigger`` will.
-    """
-    try:
-        plain = base64.b64decode(encrypted, validate=True).decode()
-    except (binascii.Error, ValueError):  # ValueError: not ASCII, or not UTF-8
-        return None
-    return plain.removeprefix("dgm-summary:") if plain.startswith("dgm-summary:") else None
-
-
 def _error(error: DragomanError) -> JsonObject:
     fields = error_object(error)
     if isinstance(error, ContextTooLong):
@@ -204,152 +208,6 @@ def _error(error: DragomanError) -> JsonObject:
 
 
 # -- the request -----------------------------------------------------------------------------------------------------
-
-
-def _messages(body: JsonObject) -> tuple[Message, ...]:
-    messages: list[Message] = []
-    if (instructions := body.get("instructions")) is not None and as_text(instructions, "instructions"):
-        messages.append(Message("system", (TextPart(instructions),)))
-    said = body.get("input")
-    if isinstance(said, str):
-        return (*messages, Message("user", (TextPart(said),) if said else ()))
-    for i, value in enumerate(as_list(said, "input")):
-        at = f"input[{i}]"
-        message = _message(as_object(value, at), at)
-        if message is not None:
-            messages.append(message)
-    if not messages:
-        raise InvalidRequest("input: at least one message is required", field="input")
-    return _turns(messages)
-
-
-def _turns(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """The same with what belongs to one reply of the assistant's in one message."""
-    turns: list[tuple[Role, list[Part]]] = []
-    for message in messages:
-        if turns and turns[-1][0] == message.role == "assistant" and _goes_on(turns[-1][1], message.parts):
-            turns[-1][1].extend(message.parts)
-        else:
-            turns.append((message.role, list(message.parts)))
-    return tuple(Message(role, tuple(parts)) for role, parts in turns)
-
-
-def _goes_on(parts: Sequence[Part], more: Sequence[Part]) -> bool:
-    if not parts or not more:
-        return True
-    before, after = _place(parts[-1]), _place(more[0])
-    return before < after or before == after == 2
-
-
-def _place(part: Part) -> int:
-    """Where a part stands in a reply: reasoning, the text, the calls."""
-    return 0 if isinstance(part, ReasoningPart) else 2 if isinstance(part, ToolCallPart) else 1
-
-
-def _message(item: JsonObject, at: str) -> Message | None:
-    """``None``: the item says nothing here."""
-    match item.get("type"):
-        case None | "message":
-            return _plain_message(item, at)
-        case "reasoning":
-            parts = _reasoning(item, at)
-            return Message("assistant", parts) if parts else None
-        case "tool_search_call" | "tool_search_output" if item.get("call_id") is None:
-            return _run_elsewhere(item, at)
-        case str(kind) if kind in _CALLS:
-            return Message("assistant", (read_call(item, at),))
-        case str(kind) if kind in _OUTPUTS:
-            call_id = item.get("id") if item.get("call_id") is None and kind == _OUTPUTS[2] else item.get("call_id")
-            output = _shown_parts(item.get("output"), f"{at}.output")
-            return Message("tool", (ToolResultPart(as_name(call_id, f"{at}.call_id"), output),))
-        case "tool_search_output":
-            names = ", ".join(tool.name for tool in tools_in(item.get("tools"), f"{at}.tools", []))
-            found = TextPart(f"Tools found: {names}" if names else "No tools found.")
-            return Message("tool", (ToolResultPart(as_name(item.get("call_id"), f"{at}.call_id"), (found,)),))
-        case "agent_message":
-            ends = [as_text(item.get(end), f"{at}.{end}") for end in ("author", "recipient")]
-            said = _shown_parts(item.get("content"), f"{at}.content")
-            return Message("user", (TextPart(f"Message from {ends[0]} to {ends[1]}:"), *said))
-        case str(kind) if kind in _COMPACTIONS:
-            encrypted = item.get("encrypted_content")
-            summary = None if encrypted is None else read_summary(as_text(encrypted, f"{at}.encrypted_content"))
-            return Message("user", (TextPart(OPAQUE_SUMMARY if summary is None else summary),))
-        case str(kind) if kind in _RUN_ELSEWHERE:
-            return _run_elsewhere(item, at)
-        case "additional_tools":
-            return None
-        case "configuration_update" if item.get("text") is None:
-            return None
-        case kind:
-            raise Unsupported(f"{at}: items of type {shown(kind)} are not supported", field=at)
-
-
-def _plain_message(item: JsonObject, at: str) -> Message:
-    content, place = item.get("content"), f"{at}.content"
-    match item.get("role"):
-        case "system" | "developer":
-            return Message("system", _text_parts(content, place))
-        case "user":
-            return Message("user", _shown_parts(content, place))
-        case "assistant":
-            return Message("assistant", _text_parts(content, place))
-        case role:
-            raise wrong(f"{at}.role", "'system', 'developer', 'user' or 'assistant'", role)
-
-
-def _blocks(content: object, at: str) -> list[tuple[JsonObject, str]]:
-    """The content parts, each with its path; a plain string is one text part."""
-    if isinstance(content, str):
-        return [({"type": "input_text", "text": content}, at)]
-    if not isinstance(content, list):
-        raise wrong(at, "a string or an array of content parts", content)
-    return [(as_object(part, f"{at}[{i}]"), f"{at}[{i}]") for i, part in enumerate(content)]
-
-
-def _shown_parts(content: object, at: str) -> tuple[TextPart | ImagePart, ...]:
-    """Texts and images of a user message, of a call's output or of an agent's message."""
-    parts: list[TextPart | ImagePart] = []
-    for part, place in _blocks(content, at):
-        if part.get("type") == "input_image":
-            if part.get("image_url") is None:
-                raise Unsupported(f"{place}: an image must come as image_url, not as file_id", field=place)
-            url = as_name(part["image_url"], f"{place}.image_url")
-            parts.append(image_part(url, f"{place}.image_url"))
-        elif text := _text(part, place):
-            parts.append(TextPart(text))
-    return tuple(parts)
-
-
-def _text_parts(content: object, at: str) -> tuple[TextPart, ...]:
-    """Texts of a system or an assistant message. A refusal is a text too."""
-    return tuple(TextPart(text) for part, place in _blocks(content, at) if (text := _text(part, place)))
-
-
-def _text(part: JsonObject, at: str) -> str:
-    match part.get("type"):
-        case "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text":
-            return as_text(part.get("text"), f"{at}.text")
-        case "refusal":
-            return as_text(part.get("refusal"), f"{at}.refusal")
-        case "encrypted_content":
-            return as_text(part.get("encrypted_content"), f"{at}.encrypted_content")
-        case kind:
-            raise Unsupported(f"{at}: content of type {shown(kind)} is not supported here", field=at)
-
-
-def _reasoning(item: JsonObject, at: str) -> tuple[ReasoningPart, ...]:
-    content, summary, encrypted = item.get("content"), item.get("summary"), item.get("encrypted_content")
-    texts = () if content is None else _text_parts(content, f"{at}.content")
-    if not texts and summary is not None:
-        texts = _text_parts(summary, f"{at}.summary")
-    text = "\n\n".join(part.text for part in texts)
-    signature = None if encrypted is None else as_text(encrypted, f"{at}.encrypted_content")
-    return (ReasoningPart(text, signature),) if text or signature else ()
-
-
-def _run_elsewhere(item: JsonObject, at: str) -> Message:
-    said = {key: value for key, value in item.items() if key not in ("type", "id", "status")}
-    return Message("assistant", (TextPart(f"[{item['type']}] {as_json(said, at)}"),))
 
 
 def _response_format(value: object) -> ResponseFormat | None:
@@ -381,7 +239,7 @@ def _refuse_logprobs(body: JsonObject) -> None:
 
 def _response(of: Reply | ReplyStarted, request: ChatRequest, status: str) -> JsonObject:
     """The response object before anything is in it."""
-    asked = request.sampling
+    asked, details = request.sampling, _details(request)
     return {
         "id": f"resp_{of.id}",
         "object": "response",
@@ -396,8 +254,8 @@ def _response(of: Reply | ReplyStarted, request: ChatRequest, status: str) -> Js
         "model": of.model,
         "output": [],
         "parallel_tool_calls": request.tool_choice.parallel,
-        "previous_response_id": None,
-        "store": False,
+        "previous_response_id": details.previous,
+        "store": details.kept,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "tool_choice": choice_shown(request.tool_choice, request.tools),
         "tools": [],
@@ -405,6 +263,19 @@ def _response(of: Reply | ReplyStarted, request: ChatRequest, status: str) -> Js
         "truncation": "disabled",
         "usage": None,
     }
+
+
+def _details(request: ChatRequest) -> ResponsesDetails:
+    return request.responses or _NO_DETAILS
+
+
+def _compaction_item(reply: Reply) -> JsonObject:
+    return {"id": f"cmp_{reply.id}", "type": "compaction", "encrypted_content": issue_summary(summary_of(reply.parts))}
+
+
+def summary_of(parts: Sequence[ReplyPart]) -> str:
+    """The summary that a reply to ``SUMMARISE`` gives: its text, without what the model thought."""
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
 def _item(part: ReplyPart, call_id: str, request: ChatRequest, status: str) -> JsonObject:
@@ -452,9 +323,12 @@ class _Encoder:
         self._index = 0  # of the item that is open, or else of the next
         self._open: type[ReasoningPart] | type[TextPart] | None = None
         self._text: list[str] = []  # of the item that is open
+        self._whole = _details(request).compaction is not None  # whether the text is told at the end only
 
     def encode(self, event: ReplyEvent) -> bytes:
         match event:
+            case ReasoningDelta() | TextDelta() if self._whole:
+                return b""
             case ReplyStarted():
                 self._started = event
                 return self._event("response.created", response=self._progress()) + self.keep_alive()
@@ -482,7 +356,7 @@ class _Encoder:
     def _event(self, kind: str, **fields: object) -> bytes:
         data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return encode_event(data, kind)
+        return orjson.dumps(data) + b"\n" if self._request.stream_form == "messages" else encode_event(data, kind)
 
     def _item_event(self, kind: str, item: JsonObject) -> bytes:
         return self._event(f"response.output_item.{kind}", output_index=self._index, item=item)
@@ -527,6 +401,10 @@ class _Encoder:
 
     def _finish(self, reply: Reply) -> bytes:
         response = self._provider.render_reply(reply, self._request)
+        if self._whole:
+            (item,) = response["output"]
+            told = self._item_event("added", {**item, "encrypted_content": ""}) + self._item_event("done", item)
+            return told + self._event("response.completed", response=response)
         calls = response["output"][sum(not isinstance(part, ToolCallPart) for part in reply.parts) :]
         events = [self._close("completed" if calls else response["status"])]
         events += [self._call(item) for item in calls]

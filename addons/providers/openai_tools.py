@@ -65,23 +65,30 @@ _SHELL_ARGUMENTS: JsonObject = {
 # -- the list --------------------------------------------------------------------------------------------------------
 
 
-def read_tools(body: JsonObject) -> tuple[Tool, ...]:
-    """The tools of ``tools``, then those that input items bring, in order."""
-    lists = [(body.get("tools"), "tools")]
+def read_tools(body: JsonObject, earlier: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], frozenset[str]]:
+    """The tools of a request, and the names of those that came with its input.
+
+    First those of ``tools``, then ``earlier``, which came with the input that this one goes on with, then those that
+    input items bring, in order.
+    """
     items = body.get("input")
-    for i, item in enumerate(items if isinstance(items, list) else []):
-        if isinstance(item, dict) and item.get("type") in TOOL_LISTS:
-            lists.append((item.get("tools"), f"input[{i}].tools"))
-    table: dict[str, Tool] = {}
+    lists = [
+        (item.get("tools"), f"input[{i}].tools")
+        for i, item in enumerate(items if isinstance(items, list) else [])
+        if isinstance(item, dict) and item.get("type") in TOOL_LISTS
+    ]
     left_out: list[str] = []
-    for value, at in lists:
-        for tool in tools_in(value, at, left_out):
-            if tool.name in table and table[tool.name].namespace != tool.namespace:
-                raise InvalidRequest(f"{at}: two tools would be shown as {shown(tool.name)}; rename one", field=at)
-            table[tool.name] = tool
+    beside = [(tool, "tools") for tool in tools_in(body.get("tools"), "tools", left_out)]
+    brought = [(tool, "previous_response_id") for tool in earlier]
+    brought += [(tool, at) for value, at in lists for tool in tools_in(value, at, left_out)]
+    table: dict[str, Tool] = {}
+    for tool, at in (*beside, *brought):
+        if tool.name in table and table[tool.name].namespace != tool.namespace:
+            raise InvalidRequest(f"{at}: two tools would be shown as {shown(tool.name)}; rename one", field=at)
+        table[tool.name] = tool
     if left_out and not table:
         raise Unsupported(f"tools: {', '.join(left_out)} runs at the provider and is not supported", field="tools")
-    return tuple(table.values())
+    return tuple(table.values()), frozenset(tool.name for tool, _ in brought)
 
 
 def tools_in(value: object, at: str, left_out: list[str]) -> Iterator[Tool]:

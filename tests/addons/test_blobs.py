@@ -1,6 +1,6 @@
 import orjson
 
-from dragoman.addons.blobs import message_blob, reply_blob, tools_blob
+from dragoman.addons.blobs import message_blob, read_tools, reply_blob, tools_blob
 from dragoman.addons.messages import (
     ImagePart,
     Message,
@@ -54,3 +54,9 @@ def test_tools_and_replies() -> None:
         "role": "assistant",
         "parts": [{"type": "text", "text": "hi"}],
     }
+
+
+def test_tools_are_read_back_as_functions() -> None:
+    tools = (Tool("look", "Looks.", {"type": "object"}), Tool("a__b", "B.", {}, "custom", "a"))
+    assert read_tools(tools_blob(tools)) == (tools[0], Tool("a__b", "B.", {}))
+    assert read_tools(None) == ()

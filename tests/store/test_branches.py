@@ -55,6 +55,7 @@ def test_every_reason() -> None:
         "subagent": call("c", kind="subagent"),
         "side": call("c", kind="side"),
         "compaction": call("c", kind="compaction"),
+        "warm_up": replace(call("c", kind="warm_up"), completion_len=0),
         "empty": replace(call("c", kind="compaction"), completion_len=0),
         "constrained": call("c", kind="compaction", constrained=True),
         "unknown_policy": call("c", kind="compaction", policy_known=False),

@@ -20,6 +20,7 @@ from dragoman.store.calls import (
     read_call,
     read_calls,
     read_messages,
+    read_state,
     write_arrivals,
     write_outcomes,
 )
@@ -124,6 +125,7 @@ def test_every_field_comes_back(session: Session) -> None:
         tokenizer_hash="t",
         template_hash="m",
         canonical_version=1,
+        state={"kept": True},
     )
     left_out = [f.name for f in fields(CallOutcome) if repr(getattr(outcome, f.name)) == repr(f.default)]
     assert left_out == []
@@ -137,7 +139,8 @@ def test_every_field_comes_back(session: Session) -> None:
     call = read_call(session, "c1")
     assert call is not None
     assert_same(call.arrival, first)
-    assert_same(call.outcome, outcome)
+    assert_same(call.outcome, replace(outcome, state=None))
+    assert (read_state(session, "c1"), read_state(session, "c0")) == ({"kept": True}, None)
     assert read_messages(session, "c1") == [b'{"first":0}', b'{"a":1}', b'{"b":2}', b'{"a":1}']
 
 
