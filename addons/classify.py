@@ -23,7 +23,8 @@ _AIDER_COMMIT = re.compile(r"You are an expert software engineer that generates 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    harness: str
+    harness: str | None
+    """``None``: one whose headers do not name it."""
     kind: CallKind
     holds: Callable[[ChatRequest], bool]
 
@@ -67,8 +68,8 @@ _RULES = (
     _Rule("qwen", "compaction", lambda request: _without_tools(request) and _has_history(request)),
     _Rule("qwen", "side", _without_tools),
     _Rule("qwen", "side", lambda request: bool(_QWEN_MEMORY.match(_first_system(request)))),
-    # aider calls through LiteLLM, and says so only; its main loop has no tools either.
-    _Rule("litellm", "side", lambda request: bool(_AIDER_COMMIT.match(_first_system(request)))),
+    # aider asks as OpenAI's Python SDK does, without a name of its own; its main loop has no tools either.
+    _Rule(None, "side", lambda request: bool(_AIDER_COMMIT.match(_first_system(request)))),
     # Local compaction (custom providers); the built-in provider says so in a header.
     _Rule(
         "codex",
@@ -79,11 +80,7 @@ _RULES = (
 
 
 def classify(harness: Harness, request: ChatRequest) -> CallKind:
-    """The kind of a call, from who sent it and what it asks. What a dialect has a word for needs no rule."""
-    if request.responses is not None and request.responses.warm_up:
-        return "warm_up"
-    if request.responses is not None and request.responses.compaction is not None:
-        return "compaction"
+    """The kind of a call, from who sent it and what it asks."""
     if harness.kind != "main":
         return harness.kind
     for rule in _RULES:

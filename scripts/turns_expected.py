@@ -60,8 +60,10 @@ def expected(row: Row) -> Expected:
             forks = ("thinking_policy", "tools_changed") if thinking else ("tools_changed",)
             return replace(one, forks=forks, traces={"main": 3}, why=why)
         case "gemini":
-            forks = ("history_edited", "unknown_parent", "history_edited") if thinking else ("history_edited",)
-            return Expected({"main": main, "side": 1}, forks, 2, {"main": 5 if thinking else 3}, why)
+            calls = {"main": main, "side": 1}
+            if thinking:
+                return Expected(calls, ("history_edited", "unknown_parent", "history_edited"), 2, {"main": 5}, why)
+            return Expected(calls, ("history_edited",), 2, {"main": 3}, why)
         case "opencode":
             return replace(one, calls={"main": main, "side": 1})
         case "mini":
