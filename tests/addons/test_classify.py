@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.addons.classify import classify
 from dragoman.addons.identity import Harness
-from dragoman.addons.messages import ChatRequest, Message, ResponseFormat, TextPart, Tool
+from dragoman.addons.messages import ChatRequest, Message, ResponseFormat, ResponsesDetails, TextPart, Tool
 from dragoman.store.records import CallKind
 
 TOOL = Tool("bash", "", {"type": "object"})
@@ -70,3 +70,17 @@ def test_kinds(harness: str | None, asked: ChatRequest, kind: CallKind) -> None:
 @pytest.mark.parametrize("kind", ["subagent", "side", "compaction"])
 def test_what_the_headers_say_goes_first(kind: CallKind) -> None:
     assert classify(Harness("claude", kind=kind), request("su", tools=True)) == kind
+
+
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [
+        (ResponsesDetails(warm_up=True), "warm_up"),
+        (ResponsesDetails(compaction="item"), "compaction"),
+        (ResponsesDetails(compaction="list"), "compaction"),
+        (ResponsesDetails(), "subagent"),
+    ],
+)
+def test_what_the_dialect_has_a_word_for_is_that_whoever_sent_it(details: ResponsesDetails, kind: CallKind) -> None:
+    asked = replace(request("su", tools=True), responses=details)
+    assert classify(Harness(name="codex", kind="subagent"), asked) == kind
