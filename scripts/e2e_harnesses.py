@@ -13,36 +13,28 @@ a row of several turns fails when anything is not as ``scripts/turns_expected.py
 """
 
 import argparse
-import dataclasses
-import json
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from dragoman.cli import processes
 from dragoman.rollout.harnesses import find_harness
 from dragoman.rollout.install import InstallError, install
-from scripts.harness_row import Outcome
-from scripts.harness_rows import DEFECTS, Row, defect_rows, matrix_rows
-from scripts.harness_verdicts import describe, ending, problems
-from scripts.turns_account import read_account
-from scripts.turns_rows import is_turns, turns_rows
-from scripts.turns_verdicts import turns_problems, turns_table
+from scripts.harness_outcome import Outcome, read_outcome
+from scripts.harness_rows import Row
+from scripts.harness_tables import TABLES, Results, as_text, write_table, wrong
+from scripts.turns_verdicts import turns_notes
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".run" / "e2e-harnesses"
 DOCUMENT = ROOT / "docs" / "harnesses.md"
 OVERHEAD = 240.0
 """Seconds that starting and stopping engine and gateway may take, on a machine that does other things too."""
-
-Results = dict[str, Outcome | str]
-"""What is known of each row: its outcome, or why there is none."""
 
 
 def run_rows(rows: Sequence[Row], folder: Path, jobs: int, report: Callable[[Row, Outcome | str], None]) -> Results:
@@ -79,7 +71,7 @@ def run_row(row: Row, folder: Path, stop: threading.Event) -> Outcome | str:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "scripts.harness_row", row.id, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     with processes.running(command, environment, folder / "row.log") as child:
         limit = time.monotonic() + row.time_limit + OVERHEAD
         while child.returncode() is None and not stop.wait(0.2):
@@ -91,19 +83,6 @@ def run_row(row: Row, folder: Path, stop: threading.Event) -> Outcome | str:
     return read_outcome(folder) or "the row left no outcome"
 
 
-def read_outcome(folder: Path) -> Outcome | None:
-    file = folder / "outcome.json"
-    if not file.is_file():
-        return None
-    values: dict[str, Any] = json.loads(file.read_text())
-    if values.keys() | {"account"} != {field.name for field in dataclasses.fields(Outcome)}:
-        return None  # of an older script
-    lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    counted = values.get("account")
-    account = None if counted is None else read_account(counted)
-    return Outcome(**(values | lists | {"account": account}))
-
-
 def read_results(rows: Sequence[Row], folder: Path) -> Results:
     """The outcomes of earlier runs, of the version that is in the table now."""
     results: Results = {}
@@ -112,82 +91,6 @@ def read_results(rows: Sequence[Row], folder: Path) -> Results:
         if outcome is not None and outcome.version == find_harness(row.harness).version:
             results[row.id] = outcome
     return results
-
-
-# -- tables ----------------------------------------------------------------------------------------------------------
-
-
-def wrong(row: Row, result: Outcome | str) -> tuple[str, ...]:
-    if isinstance(result, str):
-        return (result,)
-    return turns_problems(row, result) if is_turns(row) else problems(row, result)
-
-
-def matrix_table(rows: Sequence[Row], results: Results) -> list[list[str]]:
-    table = [
-        ["harness", "version", "variant", "mode", "exit", "calls", "exact turns", "asked besides", "seconds", "result"]
-    ]
-    for row in rows:
-        result = results[row.id]
-        trouble = wrong(row, result)
-        verdict = "FAILED: " + "; ".join(trouble) if trouble else "ok"
-        middle = ["-"] * 5
-        if isinstance(result, Outcome):
-            code = "killed" if result.exit_code is None else str(result.exit_code)
-            hosts = ", ".join(host.split()[0] for host in result.hosts) or "nothing"
-            later = [turn for turn in result.turns if turn != "start"]
-            exact = f"{later.count('exact')} of {len(later)}"
-            middle = [code, describe(result.calls), exact, hosts, f"{result.seconds:.0f}"]
-        version = find_harness(row.harness).version
-        table.append([row.harness, version, row.variant or "-", row.mode, *middle, verdict])
-    return table
-
-
-def defect_table(rows: Sequence[Row], results: Results) -> list[list[str]]:
-    """One line a harness and variant, one column a defect."""
-    table = [["harness", *DEFECTS]]
-    for who in dict.fromkeys(row.who for row in rows):
-        cells = {}
-        for row in rows:
-            if row.who == who:
-                result = results[row.id]
-                cell = result if isinstance(result, str) else ending(row, result)
-                cells[row.scenario] = f"**FAILED** {cell}" if wrong(row, result) else cell
-        table.append([who, *(cells.get(scenario, "-") for scenario in DEFECTS)])
-    return table
-
-
-def as_text(table: list[list[str]]) -> str:
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table)
-
-
-def as_markdown(table: list[list[str]]) -> str:
-    head, *lines = table
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
-
-
-def write_table(document: Path, name: str, table: list[list[str]], results: Results) -> None:
-    """Put a table into the document, in place of the one between its two marks."""
-    times = [result.finished_at for result in results.values() if isinstance(result, Outcome)]
-    day = time.strftime("%Y-%m-%d", time.gmtime(max(times))) if times else "never"
-    isolated = all(isinstance(result, str) or result.names is not None for result in results.values())
-    network = "in a network of its own" if isolated else "as a plain process behind the proxy variables"
-    begin, end = f"<!-- {name}: made by make e2e-harnesses -->", f"<!-- end of {name} -->"
-    text = document.read_text()
-    before, mark, rest = text.partition(begin)
-    _, other, after = rest.partition(end)
-    if not mark or not other:
-        raise ValueError(f"{document} has no place for the table {name!r}: it needs the lines {begin!r} and {end!r}")
-    new = f"{begin}\nMeasured {day}; each row {network}.\n\n{as_markdown(table)}\n{end}"
-    document.write_text(before + new + after)
-
-
-TABLES: dict[str, tuple[Callable[[], Iterator[Row]], Callable[[Sequence[Row], Results], list[list[str]]]]] = {
-    "matrix": (matrix_rows, matrix_table),
-    "defects": (defect_rows, defect_table),
-    "turns": (turns_rows, turns_table),
-}
 
 
 def main(arguments: list[str]) -> int:
@@ -222,7 +125,8 @@ def main(arguments: list[str]) -> int:
     known = [row for row in rows if row.id in results]
     print(as_text(make_table(known, results)))
     if len(known) == len(rows):
-        write_table(options.document, name, make_table(rows, results), results)
+        notes = turns_notes(rows) if name == "turns" else []
+        write_table(options.document, name, make_table(rows, results), results, notes)
     failed = [row for row in wanted if wrong(row, new[row.id])]
     for row in failed:
         print(f"\n{row.id}: {'; '.join(wrong(row, new[row.id]))}\n  logs: {options.folder / row.id}")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from scripts.harness_row import Outcome
+from scripts.harness_outcome import Outcome
 from scripts.harness_rows import CONTENT, Row, defect_steps
 
 Ending = Literal["recovers", "ends", "fails"]

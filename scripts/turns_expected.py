@@ -30,6 +30,8 @@ WHY_THINKING = {
     "('Tool execution completed.') and a reminder: `unknown_parent`. The next request has neither: `history_edited`.",
     "claude": "As before; and the reminder is a user's message, so the template drops what was thought before it: "
     "the branch is a fork, `thinking_policy`.",
+    "opencode chat": "OpenCode's chat dialect shows a tool's image in a user's message, which to the template is a new "
+    "question: `thinking_policy`.",
     "mini": "As before; and the complaint is a user's message: `thinking_policy`.",
 }
 
@@ -64,6 +66,8 @@ def expected(row: Row) -> Expected:
             if thinking:
                 return Expected(calls, ("history_edited", "unknown_parent", "history_edited"), 2, {"main": 5}, why)
             return Expected(calls, ("history_edited",), 2, {"main": 3}, why)
+        case "opencode" if thinking and row.variant == "chat":
+            return Expected({"main": main, "side": 1}, ("thinking_policy",), 1, {"main": 2}, WHY_THINKING[row.who])
         case "opencode":
             return replace(one, calls={"main": main, "side": 1})
         case "mini":

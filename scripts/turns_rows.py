@@ -39,7 +39,7 @@ def turns_rows() -> Iterator[Row]:
     for harness in HARNESSES:
         for variant in harness.variants or ("",):
             for scenario in SCENARIOS:
-                if scenario != "turns-agent" or harness.name in tools.AGENTS:
+                if scenario != "turns-agent" or harness.name in tools.HAVE_AGENTS:
                     yield Row(harness.name, variant, "base-url", scenario)
 
 
@@ -102,7 +102,9 @@ def _agent_steps(row: Row) -> tuple[list[Step], list[Step]]:
         {"tool_calls": [tools.shell(row, "echo hello > sub.txt")]},
     ]
     if row.harness == "gemini":
-        sub.append({"tool_calls": [{"name": "complete_task", "arguments": {"result": "sub.txt says hello."}}]})
+        sub.append(
+            {"tool_calls": [{"name": "complete_task", "arguments": {"result": {"response": "sub.txt says hello."}}}]}
+        )
     else:
         sub.append({"text": "sub.txt says hello."})
     return main, sub

@@ -11,14 +11,8 @@ from scripts.harness_rows import Row, tool_call
 
 Call = dict[str, Any]
 
-AGENTS: dict[str, str] = {
-    "claude": "Agent",
-    "codex": "multi_agent_v1__spawn_agent",
-    "gemini": "invoke_agent",
-    "opencode": "task",
-    "qwen": "agent",
-}
-"""The tool that starts a sub-agent, where the harness has one."""
+HAVE_AGENTS = ("claude", "codex", "gemini", "opencode", "qwen")
+"""Have a tool that starts a sub-agent."""
 
 
 def shell(row: Row, command: str) -> Call:
@@ -73,14 +67,22 @@ def search(row: Row) -> Call | None:
 
 
 def agent(row: Row, task: str) -> Call:
-    """Start a sub-agent; where the harness lets us choose, wait for its end."""
-    name = AGENTS[row.harness]
+    """Start a sub-agent that knows the task alone; where the harness lets us choose, wait for its end."""
+    kind = {"subagent_type": "general-purpose", "run_in_background": False}
     match row.harness:
-        case "claude" | "qwen":
-            kind = {"subagent_type": "general-purpose", "run_in_background": False}
-            return {"name": name, "arguments": {"description": "Write a file", "prompt": task, **kind}}
+        case "claude":
+            return {"name": "Agent", "arguments": {"description": "Write a file", "prompt": task, **kind}}
+        case "qwen":
+            return {"name": "agent", "arguments": {"description": "Write a file", "prompt": task, **kind}}
+        case "codex" if row.variant == "builtin":
+            # else it is given the whole conversation so far
+            fresh = {"task_name": "write_a_file", "fork_turns": "none"}
+            return {"name": "collaboration__spawn_agent", "arguments": {**fresh, "message": task}}
         case "codex":
-            return {"name": name, "arguments": {"message": task}}
+            return {"name": "multi_agent_v1__spawn_agent", "arguments": {"message": task}}
         case "gemini":
-            return {"name": name, "arguments": {"agent_name": "generalist", "prompt": task}}
-    return {"name": name, "arguments": {"description": "Write a file", "prompt": task, "subagent_type": "general"}}
+            return {"name": "invoke_agent", "arguments": {"agent_name": "generalist", "prompt": task}}
+        case "opencode":
+            kind = {"subagent_type": "general"}
+            return {"name": "task", "arguments": {"description": "Write a file", "prompt": task, **kind}}
+    raise ValueError(f"{row.harness} has no sub-agents that are known here")

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from scripts.harness_row import Outcome
+from scripts.harness_outcome import Outcome
 from scripts.harness_rows import RAN, Row
 from scripts.harness_verdicts import WANTED_HASH
 from scripts.turns_expected import expected
 from scripts.turns_rows import once_steps
 
-TITLES = {"turns": "plain template", "turns-thinking": "Qwen3's template, with reasoning", "turns-agent": "a sub-agent"}
+TITLES = {"turns": "plain", "turns-thinking": "thinking", "turns-agent": "sub-agent"}
 
 
 def turns_problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
@@ -52,22 +52,27 @@ def turns_table(rows: Sequence[Row], results: Mapping[str, Outcome | str]) -> li
     """One line a row."""
     table = [
         [
-            *("harness", "scenario", "calls", "exact", "echoes changed", "forks", "traces"),
-            *("tokens sampled", "traced", "excluded", "ledger", "result"),
+            *("harness", "run", "turns", "exact", "echoes changed", "forks", "traces"),
+            *("tokens = traced + excluded", "ledger", "result"),
         ]
     ]
     for row in rows:
         result = results[row.id]
         trouble = (result,) if isinstance(result, str) else turns_problems(row, result)
-        cells = ["-"] * 9
+        cells = ["-"] * 7
         if isinstance(result, Outcome) and (account := result.account) is not None:
             sums = by_count(account.excluded) or "0"
             cells = [by_count(account.calls), str(account.exact), f"{account.echo_changed} of {account.exact}"]
             cells += [by_count(Counter(account.forks)) or "none", by_count(account.traces)]
-            cells += [str(account.sampled), str(account.traced), sums, "no" if account.problems else "balances"]
+            cells += [f"{account.sampled} = {account.traced} + {sums}", "no" if account.problems else "balances"]
         verdict = "FAILED: " + "; ".join(trouble) if trouble else "as expected"
         table.append([row.who, TITLES[row.scenario], *cells, verdict])
     return table
+
+
+def turns_notes(rows: Sequence[Row]) -> list[str]:
+    """Why there are forks and more than one trace, once for each harness and run."""
+    return [f"{row.who}, {TITLES[row.scenario]}: {why}" for row in rows if (why := expected(row).why)]
 
 
 def by_count(counts: Mapping[str, int]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scripts.harness_row import Outcome
+from scripts.harness_outcome import Outcome
 from scripts.harness_rows import Row
 from scripts.harness_verdicts import WANTED_HASH, describe, ending, expected, problems
 

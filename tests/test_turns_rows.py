@@ -11,7 +11,7 @@ from dragoman.rollout.harnesses import HARNESSES
 from dragoman.rollout.script import Script, read_script
 from scripts.harness_rows import Row, defect_rows, matrix_rows, tool_call
 from scripts.turns_rows import MARK, SUB_TASK, once_steps, png, turns_rows, turns_script
-from scripts.turns_tools import AGENTS
+from scripts.turns_tools import HAVE_AGENTS
 
 ROWS = list(turns_rows())
 
@@ -23,7 +23,7 @@ def _play(script: Script, prompts: list[str]) -> list[int | None]:
 def test_every_harness_and_variant_is_there() -> None:
     variants = {harness.name: len(harness.variants) or 1 for harness in HARNESSES}
 
-    assert len(ROWS) == 2 * sum(variants.values()) + sum(variants[name] for name in AGENTS)
+    assert len(ROWS) == 2 * sum(variants.values()) + sum(variants[name] for name in HAVE_AGENTS)
     assert not {row.id for row in ROWS} & {row.id for row in (*matrix_rows(), *defect_rows())}
     assert {row.mode for row in ROWS} == {"base-url"}
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from scripts.harness_row import Outcome
+from scripts.harness_outcome import Outcome
 from scripts.harness_rows import Row
 from scripts.harness_verdicts import WANTED_HASH
 from scripts.turns_account import Account
-from scripts.turns_verdicts import by_count, turns_problems, turns_table
+from scripts.turns_verdicts import by_count, turns_notes, turns_problems, turns_table
 
 ROW = Row("claude", "", "base-url", "turns")
 ACCOUNT = Account(
@@ -91,19 +91,23 @@ def test_a_line_of_the_table() -> None:
 
     assert dict(zip(head, line, strict=True)) == {
         "harness": "claude",
-        "scenario": "plain template",
-        "calls": "9 main",
+        "run": "plain",
+        "turns": "9 main",
         "exact": "7",
         "echoes changed": "7 of 7",
         "forks": "1 tools_changed",
         "traces": "3 main",
-        "tokens sampled": "300",
-        "traced": "300",
-        "excluded": "0",
+        "tokens = traced + excluded": "300 = 300 + 0",
         "ledger": "balances",
         "result": "as expected",
     }
     assert broken[-1] == "FAILED: claude is not installed"
+
+
+def test_the_notes_say_why_there_are_forks() -> None:
+    (note,) = turns_notes([ROW, Row("pi", "chat", "base-url", "turns")])
+
+    assert note.startswith("claude, plain: After the empty reply")
 
 
 def test_counts_in_words() -> None:
