@@ -31,7 +31,7 @@ from dragoman.addons.generation import Generation, Sampled
 from dragoman.addons.identity import Harness, new_id, read_credentials, read_harness
 from dragoman.addons.lineage import EpisodeLineage
 from dragoman.addons.messages import ChatRequest, ReplyEvent, ReplyFinished, Sampling, TextDelta
-from dragoman.addons.prompt import Prompt, make_prompt, seed_of
+from dragoman.addons.prompt import Prompt, make_prompt, render_prompt, seed_of
 from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider
 from dragoman.addons.providers.base import Route as ProviderRoute
@@ -212,7 +212,7 @@ async def _answer_without_sampling(
     if route.kind == "model":
         return respond.json_response(provider.render_model(route.model or served.info.model, created))
     chat = await _parse(provider, await _read_body(gateway, request), route)
-    prompt_ids = await asyncio.to_thread(served.codec.render, chat.messages, chat.tools)
+    prompt_ids = await asyncio.to_thread(render_prompt, served.codec, chat)
     return respond.json_response(provider.render_count(len(prompt_ids)))
 
 
@@ -265,6 +265,9 @@ def create_app(gateway: Gateway) -> Starlette:
     async def endpoint(request: Request) -> Response:
         return await handle(gateway, request)
 
+    async def unmatched(request: Request, _: Exception) -> Response:
+        return await handle(gateway, request)  # no route takes a line break in a path, or a method not listed here
+
     methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
     return Starlette(
         routes=[
@@ -272,5 +275,6 @@ def create_app(gateway: Gateway) -> Starlette:
             Route("/{path:path}", endpoint, methods=methods),
             WebSocketRoute("/{path:path}", refuse_websocket),
         ],
+        exception_handlers={404: unmatched, 405: unmatched},
         lifespan=lifespan,
     )

@@ -5,10 +5,18 @@ from dataclasses import dataclass, replace
 
 from dragoman.addons.bridge import Behind, Thinking, bridge
 from dragoman.addons.canonical import carried
+from dragoman.addons.errors import InvalidRequest
 from dragoman.addons.lineage import Found, Node, shared_prefix
 from dragoman.addons.messages import ChatRequest, Message, Part, ReplyPart, ToolCallPart
 from dragoman.addons.tokens import TokenCodec
-from dragoman.store.records import ForkReason, TokenIds
+from dragoman.store.records import ForkReason, ProviderName, TokenIds
+
+_CONVERSATION_FIELD: dict[ProviderName, str] = {
+    "anthropic": "messages",
+    "openai_chat": "messages",
+    "openai_responses": "input",
+    "google": "contents",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +37,29 @@ class Prompt:
 def make_prompt(codec: TokenCodec, request: ChatRequest, found: Found, thinking: Thinking) -> Prompt:
     """Continue the parent exactly where that is possible, else render in full and say why.
 
-    Raises ``Unsupported`` or ``InvalidRequest`` when the model cannot be shown the conversation.
+    Raises ``Unsupported`` or ``InvalidRequest`` naming the request's field when the model cannot be shown it.
     """
+    try:
+        return _make_prompt(codec, request, found, thinking)
+    except InvalidRequest as error:
+        raise _named(error, request) from error
+
+
+def render_prompt(codec: TokenCodec, request: ChatRequest) -> TokenIds:
+    """The prompt of a request that hangs nowhere, shape (P,). Raises as ``make_prompt`` does."""
+    try:
+        return codec.render(request.messages, request.tools)
+    except InvalidRequest as error:
+        raise _named(error, request) from error
+
+
+def _named(error: InvalidRequest, request: ChatRequest) -> InvalidRequest:
+    """The codec knows no dialect, so what it refuses is named here."""
+    field = _CONVERSATION_FIELD[request.provider] if request.prompt is None else "prompt"
+    return type(error)(f"{field}: {error.message}", field=field)
+
+
+def _make_prompt(codec: TokenCodec, request: ChatRequest, found: Found, thinking: Thinking) -> Prompt:
     if request.prompt is not None:
         return Prompt(codec.plain_prompt(request.prompt), None, 0, None)
     parent, reason = found.parent, found.fork_reason
