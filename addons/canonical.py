@@ -23,7 +23,7 @@ from dragoman.addons.messages import (
     ToolCallPart,
 )
 
-CANONICAL_VERSION = 2
+CANONICAL_VERSION = 3
 
 Echo = Literal["same", "changed"]
 
@@ -41,13 +41,13 @@ def carried(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
     - Claude Code's billing line is taken off system messages.
     - Neighbouring assistant messages are one: Codex replays a reply's text and its tool calls as separate items.
-    - A message without parts says nothing.
+    - A message without parts says nothing. An assistant's is kept, since it may be the echo of an empty reply.
     """
     result: list[Message] = []
     for message in messages:
         if message.role == "system":
             message = _without_billing(message)
-        if not message.parts:
+        if not message.parts and message.role != "assistant":
             continue
         if message.role == "assistant" and result and result[-1].role == "assistant":
             result[-1] = replace(result[-1], parts=result[-1].parts + message.parts)

@@ -105,7 +105,7 @@ class EpisodeLineage:
         """Find the longest exact parent of a request, else what it forks from and why."""
         said = carried(messages)
         best = self._walk(said, seed)
-        rest = said[best.position :]
+        rest = tuple(message for message in said[best.position :] if message.parts)
         if all(message.role != "assistant" for message in rest):
             return Found(best.key, best.parent, best.position, rest, best.changed, None)
         origin, reason = self._explain(said, best.position, seed)
@@ -128,8 +128,10 @@ class EpisodeLineage:
                         continue
                     changed = state.changed + (echo == "changed")
                     followed.append(_State(_roll(state.key, node.call_id.encode()), node, index + 1, changed))
-            # Words of an assistant that nobody here sampled: part of the request like any other message.
-            states = followed or [_State(_roll(s.key, own), s.parent, s.position, s.changed) for s in states]
+            # Words of an assistant that nobody here sampled: part of the request like any other message. No words are
+            # the echo of an empty reply, or nothing.
+            if followed or message.parts:
+                states = followed or [_State(_roll(s.key, own), s.parent, s.position, s.changed) for s in states]
         return max(states, key=lambda state: state.position)
 
     def _named(self, message: Message) -> set[str]:
@@ -138,7 +140,7 @@ class EpisodeLineage:
 
     def _explain(self, said: Sequence[Message], position: int, seed: bytes) -> tuple[Node | None, ForkReason]:
         """Why the first assistant message behind the parent is no exact echo, and which call it comes from."""
-        at = next(at for at in range(position, len(said)) if said[at].role == "assistant")
+        at = next(at for at in range(position, len(said)) if said[at].role == "assistant" and said[at].parts)
         named = self._named(said[at])
         ours = [self.nodes[call_id] for call_id in named if call_id in self.nodes]
         origin = ours[0] if ours else self._same_words(said[at]) if not named else None

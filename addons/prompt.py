@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from dragoman.addons.bridge import Behind, Thinking, bridge
-from dragoman.addons.canonical import carried
+from dragoman.addons.canonical import carried, compare_echo
 from dragoman.addons.errors import InvalidRequest
 from dragoman.addons.lineage import Found, Node, shared_prefix
 from dragoman.addons.messages import ChatRequest, Message, Part, ReplyPart, ToolCallPart
@@ -83,7 +83,9 @@ def _in_stream(messages: tuple[Message, ...], position: int, parent: Node) -> tu
     history = list(carried(messages)[:position])
     node: Node | None = parent
     for at in range(position - 1, -1, -1):
-        if node is not None and history[at].role == "assistant":
+        if node is None or history[at].role != "assistant":
+            continue
+        if compare_echo(node.reply, history[at].parts) is not None:  # else an empty message that echoes nothing
             history[at] = replace(history[at], parts=_issued(node.reply, history[at].parts))
             exact = node.parent is not None and node.shared_len == node.parent.stream_len
             node = node.parent if exact else None

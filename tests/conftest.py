@@ -9,10 +9,15 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from dragoman.store.database import Database
+
+# An example that takes long says that the machine is busy, and nothing else.
+hypothesis.settings.register_profile("dragoman", deadline=None)
+hypothesis.settings.load_profile("dragoman")
 
 
 @pytest.fixture(scope="session", autouse=True)

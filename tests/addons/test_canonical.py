@@ -35,7 +35,13 @@ def test_neighbouring_assistant_messages_are_one_and_others_are_not() -> None:
 
 
 def test_a_message_without_parts_says_nothing() -> None:
-    assert carried((Message("user", ()), Message("assistant", ()))) == ()
+    assert carried((Message("user", ()), Message("tool", ()))) == ()
+
+
+def test_an_assistants_message_without_parts_is_kept_as_it_may_echo_an_empty_reply() -> None:
+    empty, text = Message("assistant", ()), Message("assistant", (TextPart("a"),))
+    assert carried((empty,)) == (empty,)
+    assert carried((empty, text, empty)) == (text,)
 
 
 CALL = ToolCallPart("toolu_x_0", "bash", '{"command": "ls", "n": 1}')

@@ -20,6 +20,7 @@ STEPS: list[dict[str, Any]] = [
     {"match": "PARALLEL", "text": "Both.", "tool_calls": [CALL, CALL], "repeat": True},
     {"match": "BROKEN", "raw": '<tool_call>\n{"name": "write", "arguments": {"path": \n</tool_call>', "repeat": True},
     {"match": "CUT", "text": "this goes on and on", "end": False, "repeat": True},
+    {"match": "EMPTY", "text": "", "repeat": True},
     {"text": "I write.", "tool_calls": [CALL], "repeat": True},
 ]
 TOOL = {"name": "write", "description": "writes", "input_schema": {"type": "object"}}
@@ -98,7 +99,7 @@ async def test_turns_of_every_kind_continue_exactly_and_nothing_is_stored_twice(
             assert len(read_messages(session, calls[-1].arrival.id)) == 2 + sum(n + 1 for n in (1, 1, 1, 1)) + 3
 
 
-@pytest.mark.parametrize("kind", ["BROKEN", "CUT", "TEXT"])
+@pytest.mark.parametrize("kind", ["BROKEN", "CUT", "TEXT", "EMPTY"])
 async def test_a_defective_reply_is_continued_on_its_sampled_ids(tmp_path: Path, engine: Scripted, kind: str) -> None:
     async with serve(tmp_path, engine.address) as served:
         said: list[Any] = [{"role": "user", "content": f"start {kind}"}]

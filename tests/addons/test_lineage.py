@@ -196,6 +196,24 @@ def test_example_turns_that_nobody_sampled_are_part_of_the_question() -> None:
     assert (found.parent, found.fork_reason) == (first, None)
 
 
+@pytest.mark.parametrize("reply", [(), (TextPart("\n"),)])
+def test_an_empty_reply_that_is_replayed_is_continued(reply: tuple[ReplyPart, ...]) -> None:
+    episode = Episode()
+    other = episode.answer([user("hi")], TextPart("Hello."))
+    first = episode.answer([user("hi")], *reply)
+    said = (user("hi"), says(), user("well?"))
+    found = episode.lineage.find(said, SEED)
+    assert (found.parent, found.position, found.new_messages, found.fork_reason) == (first, 2, said[2:], None)
+    second = episode.answer(said, TextPart("Yes."))
+    assert second.parent is first
+    found = episode.lineage.find((*said, says(*second.reply), user("on")), SEED)
+    assert (found.parent, found.new_messages) == (second, (user("on"),))
+    # Left out, or where no reply was empty, it says nothing.
+    assert episode.lineage.find((user("hi"), user("well?")), SEED).parent is None
+    found = episode.lineage.find((user("hi"), says(*other.reply), user("on"), says(), user("well?")), SEED)
+    assert (found.parent, found.new_messages, found.fork_reason) == (other, (user("on"), user("well?")), None)
+
+
 def test_codex_splits_a_reply_into_two_messages() -> None:
     episode = Episode()
     first = episode.answer([user("hi")], TextPart("I look."), tool_call(0))
