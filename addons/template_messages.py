@@ -6,7 +6,9 @@ Rules, since a template's ``content`` is one string and ours is a list of parts:
 - Tool results become ``tool`` messages, in order; text beside them in the same message becomes a ``user`` message after
   the last of them.
 - A failed tool result starts with ``TOOL_ERROR_PREFIX``.
-- An image in a tool result becomes ``IMAGE_PLACEHOLDER``; anywhere else it is refused: the model would not see it.
+- An image in a tool result becomes ``IMAGE_PLACEHOLDER``; so does one in a user message between a tool result and the
+  next reply, which is how Pi and OpenCode carry a tool's image to an API whose results hold text only. Anywhere else an
+  image is refused: the model would not see it.
 - Arguments are handed over as an object when they are the JSON text of one, and as the text itself otherwise.
 - Neighbouring assistant messages are one reply: Codex replays a reply's text and its calls as separate items.
 - Nothing moves otherwise: a system message in mid-list stays there. ``system_first`` is for templates that refuse it.
@@ -37,18 +39,22 @@ def template_messages(messages: tuple[Message, ...]) -> list[JsonObject]:
     """The conversation as a template takes it. Raises ``Unsupported`` naming the part that cannot be shown."""
     names = {part.id: part.name for message in messages for part in message.parts if isinstance(part, ToolCallPart)}
     converted: list[JsonObject] = []
+    behind_result = False
     for index, message in enumerate(messages):
         if message.role == "assistant":
+            behind_result = False
             after_reply = index > 0 and messages[index - 1].role == "assistant"
             if not after_reply:
                 converted.append(_assistant(_whole_reply(messages, index), index))
             continue
         results = [part for part in message.parts if isinstance(part, ToolResultPart)]
         converted.extend(_tool_result(result, names.get(result.call_id)) for result in results)
+        behind_result = behind_result or bool(results)
         others = [part for part in message.parts if not isinstance(part, ToolResultPart)]
         if others or not results:
             role = "system" if message.role == "system" else "user"
-            converted.append({"role": role, "content": _joined(_texts(others, message, index))})
+            texts = _texts(others, message, index, of_tool=behind_result and role == "user")
+            converted.append({"role": role, "content": _joined(texts)})
     return converted
 
 
@@ -139,8 +145,12 @@ def _tool_result(result: ToolResultPart, name: str | None) -> JsonObject:
     return converted
 
 
-def _texts(parts: Iterable[Any], message: Message, index: int) -> Iterable[str]:
+def _texts(parts: Iterable[Any], message: Message, index: int, *, of_tool: bool = False) -> Iterable[str]:
+    """``of_tool``: an image among them is a tool's."""
     for part in parts:
+        if isinstance(part, ImagePart) and of_tool:
+            yield IMAGE_PLACEHOLDER
+            continue
         if isinstance(part, ImagePart):
             raise Unsupported("the model cannot see images", field=f"messages[{index}]")
         if not isinstance(part, TextPart):

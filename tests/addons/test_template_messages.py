@@ -101,6 +101,21 @@ def test_what_the_model_cannot_be_shown_is_refused(message: Message) -> None:
     assert raised.value.field == "messages[1]"
 
 
+def test_a_tools_image_may_come_in_a_user_message_behind_the_result() -> None:
+    """Pi 1.6.0 to Gemini 2.5, recorded: a content of its own, ``Tool result image:`` and the image."""
+    said = (Message("user", (TextPart("x"),)), Message("assistant", (ToolCallPart("c", "read", "{}"),)))
+    result = Message("tool", (ToolResultPart("c", (TextPart("Read image file"),)),))
+    carried = Message("user", (TextPart("Tool result image:"), IMAGE))
+
+    assert template_messages((*said, result, carried))[2:] == [
+        {"role": "tool", "tool_call_id": "c", "name": "read", "content": "Read image file"},
+        {"role": "user", "content": f"Tool result image:\n\n{IMAGE_PLACEHOLDER}"},
+    ]
+    # Behind the next reply it is a user's image, which the model would not see.
+    with pytest.raises(Unsupported):
+        template_messages((*said, result, Message("assistant", (TextPart("A red dot."),)), carried))
+
+
 def test_tools() -> None:
     schema = {"type": "object", "properties": {}}
     assert template_tools((Tool("f", "does", schema),)) == [
