@@ -84,8 +84,8 @@ class Trace:
 
     @property
     def truncated(self) -> bool:
-        """Whether the last reply ended because it grew too long."""
-        return self.finish_reason == "length"
+        """Whether the policy did not end the last reply itself: it grew too long, or the engine broke it off."""
+        return self.finish_reason in ("length", "abort")
 
     @property
     def constrained(self) -> bool:

@@ -92,9 +92,14 @@ def why_skipped(outcome: CallOutcome) -> str | None:
         return "nothing was sampled"
     if outcome.constrained:
         return "constrained"
-    used = outcome.sampling_used or {}
+    return changed_by(outcome.sampling_used)
+
+
+def changed_by(used: JsonObject | None) -> str | None:
+    """The knob of a sampling that changes the distribution beyond its temperature; ``None``: none does."""
+    given = used or {}
     return next(
-        (f"{name} {used[name]!r}" for name, neutral in _NEUTRAL.items() if used.get(name, neutral[0]) not in neutral),
+        (f"{name} {given[name]!r}" for name, neutral in _NEUTRAL.items() if given.get(name, neutral[0]) not in neutral),
         None,
     )
 

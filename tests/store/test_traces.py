@@ -380,6 +380,14 @@ def test_an_aborted_call_is_not_trained_but_counted() -> None:
     assert reasons(traces) == {"d": ("aborted", 2), "e": ("gateway_killed", 0)}
 
 
+def test_a_reply_that_the_engine_broke_off_is_no_complete_one() -> None:
+    """As it does when weights are exchanged and nobody told it to wait. The harness went on with what it was sent."""
+    episode = three_turns()
+    episode.add("d", episode.stream("c") + U2, [16, 17], parent="c", finish_reason="abort")
+    (trace,) = build_traces(episode.calls).traces
+    assert (trace.call_ids[-1], trace.finish_reason, trace.truncated) == ("d", "abort", True)
+
+
 def test_what_continues_an_aborted_call_has_it_as_context() -> None:
     episode = Episode()
     episode.add("a", U1, [11], status="aborted")
