@@ -1,33 +1,24 @@
-"""The harnesses that Dragoman can start, one table entry each: package, version, variants.
+"""The harnesses that Dragoman can start, one table entry each: package and version, variants, what shows on the wire.
 
-How each is configured is in ``setups``, one function a harness. ``launch`` is pure: it says what to run and changes
-nothing. Two modes, and a harness needs no change for either:
-
-- ``proxy``: ``HTTPS_PROXY`` names the gateway and carries the episode's token; the harness calls its own provider's
-  host with a key that is worth nothing, and the certificate variables make it trust the gateway.
-- ``base-url``: the harness is configured to call the gateway itself; its API key is ``dgm_<token>``.
-
-In both modes the gateway is also the only proxy for everything else, so what a harness or its tools ask of other
-hosts meets the gateway's egress policy. That is a setting, not a wall: a program that ignores proxy variables can
-still open connections; for code that is not trusted add a container without any other route.
+How each is configured is in ``setups``, one function a harness; ``launch`` puts the whole environment together. This
+table is the one place where versions stand: the installer, ``dragoman harness``, the tables of measurements and the
+tests read them here.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
-from urllib.parse import quote, urlsplit
 
-from dragoman.certs.trust import trust_environment
 from dragoman.rollout import setups
-from dragoman.rollout.process import HarnessResult, Launch, run
-from dragoman.rollout.setups import Ask, Mode, Setup
+from dragoman.rollout.setups import Ask, Setup
+from dragoman.store.records import ProviderName
 
-__all__ = ["HARNESSES", "NODE_VERSION", "Harness", "HarnessResult", "Launch", "Mode", "find_harness", "launch", "run"]
+__all__ = ["COMMAND", "HARNESSES", "NODE_VERSION", "Harness", "find_harness", "sign_of_failure"]
 
 NODE_VERSION = "24.21.0"
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-FAKE_KEY = "sk-ant-fake-000000000000"
+COMMAND = "command"
+"""The name of the harness that is any program: nothing to install, and its arguments are the caller's own."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +32,17 @@ class Harness:
     """npm: pattern of the program's path below ``node_modules``; one file matches it after an install. PyPI: the
     module to run."""
     setup: Callable[[Ask], Setup]
+    dialects: tuple[ProviderName, ...]
+    """What it speaks: one for each of ``variants``, or the one of a harness without variants."""
     variants: tuple[str, ...] = ()
     """Dialects or providers that it can be set up for, where there are several; the first is the default."""
+    session_header: str | None = None
+    """The request header that names its session, in every variant that sends one. None: it sends none, and calls are
+    told apart by their messages alone."""
+    subagent_header: str | None = None
+    """The request header that only a sub-agent's calls have. None: none, or it has no sub-agents."""
+    failure_signs: tuple[str, ...] = ()
+    """Patterns of what it prints, on either stream, when it ends with 0 and did not do its work."""
     can_limit_turns: bool = False
     with_packages: tuple[str, ...] = ()
     """PyPI: requirements that the package leaves open and we do not."""
@@ -61,6 +61,9 @@ HARNESSES: tuple[Harness, ...] = (
         program="@earendil-works/pi-coding-agent/dist/bundle/cli.js",
         setup=setups.pi,
         variants=("anthropic", "chat", "responses", "gemini"),
+        dialects=("anthropic", "openai_chat", "openai_responses", "google"),
+        # In the variant `responses` only.
+        session_header="session-id",
     ),
     Harness(
         name="claude",
@@ -71,6 +74,9 @@ HARNESSES: tuple[Harness, ...] = (
         # script, which we do not run.
         program="@anthropic-ai/claude-code-*/claude",
         setup=setups.claude,
+        dialects=("anthropic",),
+        session_header="x-claude-code-session-id",
+        subagent_header="x-claude-code-agent-id",
         can_limit_turns=True,
     ),
     Harness(
@@ -82,6 +88,9 @@ HARNESSES: tuple[Harness, ...] = (
         setup=setups.codex,
         # The first one is easier for a small model: its tools are plain functions.
         variants=("custom", "builtin"),
+        dialects=("openai_responses", "openai_responses"),
+        session_header="thread-id",
+        subagent_header="x-codex-parent-thread-id",
     ),
     Harness(
         name="gemini",
@@ -90,6 +99,7 @@ HARNESSES: tuple[Harness, ...] = (
         version="0.61.0",
         program="@google/gemini-cli/bundle/gemini.js",
         setup=setups.gemini,
+        dialects=("google",),
         can_limit_turns=True,
     ),
     Harness(
@@ -99,6 +109,7 @@ HARNESSES: tuple[Harness, ...] = (
         version="0.24.4",
         program="@qwen-code/qwen-code/cli-entry.js",
         setup=setups.qwen,
+        dialects=("openai_chat",),
         can_limit_turns=True,
     ),
     Harness(
@@ -110,6 +121,9 @@ HARNESSES: tuple[Harness, ...] = (
         program="opencode-*-*64/bin/opencode",
         setup=setups.opencode,
         variants=("chat", "anthropic", "responses"),
+        dialects=("openai_chat", "anthropic", "openai_responses"),
+        session_header="x-session-id",
+        subagent_header="x-parent-session-id",
     ),
     Harness(
         name="mini",
@@ -118,6 +132,7 @@ HARNESSES: tuple[Harness, ...] = (
         version="2.4.6",
         program="minisweagent.run.mini",
         setup=setups.mini,
+        dialects=("openai_chat",),
         can_limit_turns=True,
         with_packages=("litellm==1.110.2",),
         # It has no option for it, but says it before everything else.
@@ -130,6 +145,7 @@ HARNESSES: tuple[Harness, ...] = (
         version="0.86.2",
         program="aider",
         setup=setups.aider,
+        dialects=("openai_chat",),
         python_below=(3, 13),
     ),
 )
@@ -144,82 +160,9 @@ def find_harness(name: str) -> Harness:
     raise ValueError(f"There is no harness {name!r}; there are: {names}.")
 
 
-def launch(
-    harness: Harness,
-    *,
-    installed: Path,
-    mode: Mode,
-    gateway: str,
-    token: str,
-    prompt: str,
-    home: Path,
-    workdir: Path,
-    certs: Path,
-    variant: str | None = None,
-    model: str | None = None,
-    max_turns: int | None = None,
-    max_reply_tokens: int = 4096,
-    context_tokens: int = 32768,
-    path: str = DEFAULT_PATH,
-) -> Launch:
-    """How to run ``harness`` once on ``prompt`` against the gateway.
-
-    ``installed`` is the folder from ``install.install(harness)``; ``gateway`` is ``http://host:port``; ``token`` is
-    the episode's token, bare; ``home`` is a private home folder for this run; ``certs`` is the folder of the
-    gateway's certificate authority. ``variant`` None is the first that the harness has, ``model`` None is the
-    harness's own choice. ``max_turns`` None is no limit. ``context_tokens`` and ``max_reply_tokens`` tell a harness
-    that asks how much fits. ``path`` is where the agent's tools are found. Raises ``ValueError`` for a gateway without
-    host and port, for a variant that the harness does not have, and for a limit of turns that it cannot keep.
-    """
-    if variant is not None and variant not in harness.variants:
-        there = ", ".join(harness.variants) or "none"
-        raise ValueError(f"{harness.name} has no variant {variant!r}; there are: {there}.")
-    if max_turns is not None and not harness.can_limit_turns:
-        raise ValueError(f"{harness.name} cannot limit its turns: leave max_turns out, and use the time limit.")
-    try:
-        parts = urlsplit(gateway)
-        complete = parts.scheme in ("http", "https") and parts.hostname and parts.port
-    except ValueError:
-        complete = False
-    if not complete:
-        raise ValueError(f"The gateway's address {gateway!r} is not of the form http://host:port.")
-    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    setup = harness.setup(
-        Ask(
-            mode=mode,
-            variant=variant or next(iter(harness.variants), ""),
-            base_url=address,
-            key=f"dgm_{token}" if mode == "base-url" else FAKE_KEY,
-            home=home,
-            prompt=prompt,
-            model=model,
-            max_turns=max_turns,
-            max_reply_tokens=max_reply_tokens,
-            context_tokens=context_tokens,
-        )
-    )
-    direct = ["localhost", "127.0.0.1", "::1"]
-    if mode == "base-url" and parts.hostname not in direct:
-        direct.append(str(parts.hostname))
-    env = {
-        "PATH": f"{installed / 'bin'}:{path}",
-        "HOME": str(home),
-        "USER": "agent",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        "DO_NOT_TRACK": "1",
-        **_proxy(address, token, direct),
-        **trust_environment(certs),
-        **setup.env,
-    }
-    program = str(installed / "bin" / harness.name)
-    return Launch((program, *setup.arguments), env, setup.files, workdir, prompt if setup.prompt_by_stdin else "")
-
-
-def _proxy(address: str, token: str, direct: list[str]) -> dict[str, str]:
-    """Both spellings: some programs read only the one, some only the other."""
-    scheme, _, rest = address.partition("://")
-    url = f"{scheme}://{quote(token, safe='')}:x@{rest}"
-    named = {"HTTPS_PROXY": url, "HTTP_PROXY": url, "NO_PROXY": ",".join(direct)}
-    return {**named, **{name.lower(): value for name, value in named.items()}}
+def sign_of_failure(harness: Harness, output: str) -> str | None:
+    """What a harness that ended with 0 printed to say that it failed; None: nothing of the kind."""
+    for pattern in harness.failure_signs:
+        if match := re.search(pattern, output):
+            return match.group(0)
+    return None

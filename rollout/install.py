@@ -22,7 +22,7 @@ from pathlib import Path
 from dragoman.home import cache_folder
 from dragoman.rollout.harnesses import HARNESSES, NODE_VERSION, Harness, find_harness
 
-__all__ = ["InstallError", "install", "install_folder", "installed"]
+__all__ = ["InstallError", "install", "install_folder", "installed", "why_not_ready"]
 
 # Lock files name no registry, so a copy of one works with any mirror.
 NPM_SETTINGS = {
@@ -47,6 +47,19 @@ def installed(harness: Harness) -> Path | None:
     """The install folder if the harness is installed, else None."""
     folder = install_folder(harness)
     return folder if os.access(folder / "bin" / harness.name, os.X_OK) else None
+
+
+def why_not_ready(harness: Harness) -> str | None:
+    """Why the harness cannot be run here, and what to do; None when it can. Starts it once, to print its version."""
+    remedy = f"`dragoman harness install {harness.name}`"
+    folder = install_folder(harness)
+    if installed(harness) is None:
+        others = sorted(path.name for path in folder.parent.glob(f"{harness.name}-*"))
+        beside = f"; there is {', '.join(others)}" if others else ""
+        return f"{harness.version} is not installed{beside}: {remedy}"
+    if (why := _why_it_does_not_run(folder, harness)) is not None:
+        return f"{why} Remove {folder}, then {remedy}"
+    return None
 
 
 def install(harness: Harness) -> Path:
@@ -159,17 +172,31 @@ def _link(folder: Path, name: str, program: Path) -> None:
 
 
 def _check_runs(folder: Path, harness: Harness) -> None:
+    """Raises ``InstallError`` and removes the folder if the program in it does not run."""
+    if (why := _why_it_does_not_run(folder, harness)) is not None:
+        shutil.rmtree(folder)
+        raise InstallError(why)
+
+
+def _why_it_does_not_run(folder: Path, harness: Harness) -> str | None:
     program = folder / "bin" / harness.name
+    command = [str(program), harness.version_argument]
     with tempfile.TemporaryDirectory() as home:
         env = {"HOME": home, "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
-        command = [str(program), harness.version_argument]
-        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    if result.returncode != 0 or harness.version not in result.stdout:
-        shutil.rmtree(folder)
-        raise InstallError(
-            f"{' '.join(command)} should print {harness.version}, but ended with exit code {result.returncode} and "
-            f"{(result.stdout + result.stderr).strip()[-500:]!r}."
-        )
+        try:
+            result = subprocess.run(
+                command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120
+            )
+        except subprocess.TimeoutExpired:
+            return f"{' '.join(command)} does not end"
+        except OSError as error:
+            return f"{program} cannot be started: {error.strerror}"
+    if result.returncode == 0 and harness.version in result.stdout:
+        return None
+    return (
+        f"{' '.join(command)} should print {harness.version}, but ended with exit code {result.returncode} and "
+        f"{(result.stdout + result.stderr).strip()[-500:]!r}."
+    )
 
 
 @contextmanager

@@ -13,15 +13,22 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-__all__ = ["HarnessResult", "Launch", "run"]
+__all__ = ["HarnessResult", "Launch", "OnOutput", "Stream", "run", "write_private"]
 
 MARK = "DRAGOMAN_RUN"
 # Each round kills all processes that carry the mark; a fork bomb could outrun any number of rounds.
 KILL_ROUNDS = 100
+# Seconds between looks at what a harness has printed, when somebody wants to see it.
+LOOK_EVERY = 0.05
+
+Stream = Literal["stdout", "stderr"]
+OnOutput = Callable[[Stream, bytes], None]
+"""Called in the caller's own thread with what a harness has printed since the last time, never nothing."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,8 @@ class Launch:
     files: tuple[tuple[Path, str], ...]
     """Absolute path and content of each file to write before the start, mode 0600."""
     cwd: Path
-    stdin: str
-    """What the harness reads from its standard input."""
+    stdin: str | None
+    """What the harness reads from its standard input; None: the caller's own."""
 
 
 @dataclass(frozen=True)
@@ -46,45 +53,92 @@ class HarnessResult:
     seconds: float
 
 
-def run(launch: Launch, *, timeout: float) -> HarnessResult:
+def run(launch: Launch, *, timeout: float, on_output: OnOutput | None = None) -> HarnessResult:
     """Run a harness to its end, at most ``timeout`` seconds; afterwards nothing that it started is left.
 
-    Raises ``FileNotFoundError`` where the command or the working folder is missing.
+    ``on_output`` gets what it prints, as it is printed; also the rest, when a signal ends the run. An error that it
+    raises ends the run. Raises ``FileNotFoundError`` where the command or the working folder is missing, and
+    ``PermissionError`` where the command may not be started.
     """
     if not launch.cwd.is_dir():
         raise FileNotFoundError(f"The working folder {launch.cwd} does not exist.")
     for path, content in launch.files:
-        _write(path, content)
+        write_private(path, content)
     Path(launch.env["HOME"]).mkdir(parents=True, exist_ok=True, mode=0o700)
     mark = secrets.token_hex(16)
     # Files, not pipes: a process left behind could hold a pipe open for ever.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        stdin.write(launch.stdin.encode())
+        stdin.write((launch.stdin or "").encode())
         stdin.seek(0)
+        show = _Show(on_output, {"stdout": stdout.fileno(), "stderr": stderr.fileno()})
         started = time.monotonic()
         process = subprocess.Popen(
             launch.command,
             env={**launch.env, MARK: mark},
             cwd=launch.cwd,
-            stdin=stdin,
+            stdin=None if launch.stdin is None else stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
         )
         exit_code: int | None = None
         try:
-            exit_code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            pass
+            exit_code = _wait(process, started + timeout, show)
         finally:
             _kill_all(process.pid, mark)
             process.wait()
+            show.rest()
         seconds = time.monotonic() - started
         return HarnessResult(exit_code, _read(stdout.fileno()), _read(stderr.fileno()), seconds)
 
 
-def _write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+@dataclass
+class _Show:
+    """Hands on what has come to the files that a harness prints into."""
+
+    on_output: OnOutput | None
+    descriptors: dict[Stream, int]
+    at: dict[Stream, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})
+    broken: bool = False
+    """``on_output`` has raised: it is not called again."""
+
+    def some(self, most: int = 1 << 20) -> bool:
+        """Hand on at most ``most`` bytes of each stream; whether there was anything."""
+        if self.on_output is None or self.broken:
+            return False
+        any_ = False
+        for stream, descriptor in self.descriptors.items():
+            if data := os.pread(descriptor, most, self.at[stream]):
+                any_ = True
+                self.at[stream] += len(data)
+                try:
+                    self.on_output(stream, data)
+                except Exception:
+                    self.broken = True
+                    raise
+        return any_
+
+    def rest(self) -> None:
+        while self.some():
+            pass
+
+
+def _wait(process: subprocess.Popen[bytes], limit: float, show: _Show) -> int | None:
+    """The exit code; None when the clock has reached ``limit``."""
+    while True:
+        left = limit - time.monotonic()
+        if left <= 0:
+            return process.poll()
+        try:
+            return process.wait(left if show.on_output is None else min(left, LOOK_EVERY))
+        except subprocess.TimeoutExpired:
+            show.some()  # not all: who prints without end must still meet the limit
+
+
+def write_private(path: Path, content: str) -> None:
+    """Write a file, and its folders where needed, for the owner alone."""
+    for folder in reversed(path.parents):  # one by one: `parents=True` would make those between for everybody
+        folder.mkdir(exist_ok=True, mode=0o700)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(content)
 

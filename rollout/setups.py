@@ -3,15 +3,16 @@
 Rules of this module: one function a harness, named like it. In ``base-url`` mode the harness calls the gateway itself,
 with ``dgm_<token>`` as its key; in ``proxy`` mode it calls its own provider's host, with a key that is worth nothing.
 Telemetry, update checks and downloads are off where the harness has a switch. Nothing changes what it asks of the
-model.
+model. Every file lies in ``Ask.home``, and where a variable names it to the harness that variable is set, so that the
+files hold in a person's own shell, too, whose HOME is another.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["Ask", "Mode", "Setup", "aider", "claude", "codex", "gemini", "mini", "opencode", "pi", "qwen"]
+__all__ = ["Ask", "Mode", "Setup", "aider", "claude", "codex", "command", "gemini", "mini", "opencode", "pi", "qwen"]
 
 Mode = Literal["proxy", "base-url"]
 
@@ -43,19 +44,23 @@ class Ask:
 @dataclass(frozen=True)
 class Setup:
     arguments: tuple[str, ...]
-    """After the program's name."""
+    """After the program's name, for a run on one prompt that nobody watches."""
     env: dict[str, str]
     files: tuple[tuple[Path, str], ...] = ()
-    prompt_by_stdin: bool = True
-    """False: the prompt is in ``arguments`` or ``files``, where it cannot be taken for an option, and the standard
-    input stays empty."""
+    prompt_to: Literal["stdin", "argument"] | Path = "stdin"
+    """``argument``: it is in ``arguments``, where it cannot be taken for an option. A path: the file that
+    ``arguments`` name for it."""
+    unattended: dict[str, str] = field(default_factory=dict)
+    """Variables beside ``env`` for a run that nobody watches."""
+    by_hand: tuple[str, ...] = ()
+    """Arguments that a person types after the program's name, so that it asks the right model."""
 
 
 def pi(ask: Ask) -> Setup:
     folder = ask.home / ".pi" / "agent"
     # Its own default of 3 tries again costs 14 s when the gateway refuses for good.
     files = [(folder / "settings.json", json.dumps({"retry": {"maxRetries": 1}}))]
-    env = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
+    env = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1", "PI_CODING_AGENT_DIR": str(folder)}
     if ask.mode == "proxy":
         provider, model, variable = {
             "anthropic": ("anthropic", "claude-sonnet-4-5", "ANTHROPIC_API_KEY"),
@@ -76,29 +81,28 @@ def pi(ask: Ask) -> Setup:
         entry = {"id": model, "contextWindow": ask.context_tokens, "maxTokens": ask.max_reply_tokens}
         custom = {"baseUrl": f"{ask.base_url}{path}", "api": api, "apiKey": ask.key, "models": [entry]}
         files.append((folder / "models.json", json.dumps({"providers": {provider: custom}})))
-    return Setup(("-p", "--provider", provider, "--model", model), env, tuple(files))
+    choice = ("--provider", provider, "--model", model)
+    return Setup(("-p", *choice), env, tuple(files), by_hand=choice)
 
 
 def claude(ask: Ask) -> Setup:
-    arguments = ["-p", "--dangerously-skip-permissions"]
-    if ask.model is not None:
-        arguments += ["--model", ask.model]
+    choice = () if ask.model is None else ("--model", ask.model)
+    arguments = ["-p", "--dangerously-skip-permissions", *choice]
     if ask.max_turns is not None:
         arguments += ["--max-turns", str(ask.max_turns)]
     env = {
         "ANTHROPIC_API_KEY": ask.key,
-        # It refuses to skip permission questions as root otherwise.
-        "IS_SANDBOX": "1",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_TELEMETRY": "1",
         "DISABLE_ERROR_REPORTING": "1",
         "DISABLE_AUTOUPDATER": "1",
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(ask.max_reply_tokens),
-        "CLAUDE_CODE_MAX_RETRIES": "2",
     }
     if ask.mode == "base-url":
         env["ANTHROPIC_BASE_URL"] = ask.base_url
-    return Setup(tuple(arguments), env)
+    # It refuses to skip permission questions as root without IS_SANDBOX.
+    unattended = {"IS_SANDBOX": "1", "CLAUDE_CODE_MAX_RETRIES": "2"}
+    return Setup(tuple(arguments), env, unattended=unattended, by_hand=choice)
 
 
 def codex(ask: Ask) -> Setup:
@@ -118,15 +122,15 @@ def codex(ask: Ask) -> Setup:
         settings.append(f"openai_base_url = {_toml(address)}")
     if model is not None:
         settings.append(f"model = {_toml(model)}")
-    config = (ask.home / ".codex" / "config.toml", "\n".join([*settings, *tables, ""]))
+    folder = ask.home / ".codex"
+    config = (folder / "config.toml", "\n".join([*settings, *tables, ""]))
     arguments = ("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "-")
-    return Setup(arguments, {"OPENAI_API_KEY": ask.key, "CODEX_API_KEY": ask.key}, (config,))
+    env = {"OPENAI_API_KEY": ask.key, "CODEX_API_KEY": ask.key, "CODEX_HOME": str(folder)}
+    return Setup(arguments, env, (config,))
 
 
 def gemini(ask: Ask) -> Setup:
-    arguments = ["--yolo", "--skip-trust"]
-    if ask.model is not None:
-        arguments += ["-m", ask.model]
+    choice = () if ask.model is None else ("-m", ask.model)
     settings: dict[str, Any] = {
         "security": {"auth": {"selectedType": "gemini-api-key"}},
         "privacy": {"usageStatisticsEnabled": False},
@@ -135,10 +139,12 @@ def gemini(ask: Ask) -> Setup:
     }
     if ask.max_turns is not None:
         settings["model"] = {"maxSessionTurns": ask.max_turns}
-    env = {"GEMINI_API_KEY": ask.key}
+    file = ask.home / ".gemini" / "settings.json"
+    # Its settings of the system go before those of the user.
+    env = {"GEMINI_API_KEY": ask.key, "GEMINI_CLI_SYSTEM_SETTINGS_PATH": str(file)}
     if ask.mode == "base-url":
         env["GOOGLE_GEMINI_BASE_URL"] = ask.base_url
-    return Setup(tuple(arguments), env, ((ask.home / ".gemini" / "settings.json", json.dumps(settings)),))
+    return Setup(("--yolo", "--skip-trust", *choice), env, ((file, json.dumps(settings)),), by_hand=choice)
 
 
 def qwen(ask: Ask) -> Setup:
@@ -155,6 +161,7 @@ def qwen(ask: Ask) -> Setup:
         "OPENAI_API_KEY": ask.key,
         "OPENAI_MODEL": ask.model or OWN_NAME,
         "OPENAI_BASE_URL": f"{ask.base_url}/v1" if ask.mode == "base-url" else OPENAI,
+        "QWEN_HOME": str(ask.home / ".qwen"),
     }
     return Setup(tuple(arguments), env, ((ask.home / ".qwen" / "settings.json", json.dumps(settings)),))
 
@@ -177,22 +184,25 @@ def opencode(ask: Ask) -> Setup:
     if name == "dragoman":
         provider |= {"npm": "@ai-sdk/openai-compatible", "name": name}
     config = {"autoupdate": False, "share": "disabled", "provider": {name: provider}}
+    path = ask.home / ".config" / "opencode" / "opencode.json"
     env = {
+        "OPENCODE_CONFIG": str(path),
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
     }
-    file = (ask.home / ".config" / "opencode" / "opencode.json", json.dumps(config))
+    choice = ("-m", f"{name}/{model}")
     # Without --auto a tool that wants a path outside the project is refused, and the run ends.
-    return Setup(("run", "--auto", "-m", f"{name}/{model}"), env, (file,))
+    return Setup(("run", "--auto", *choice), env, ((path, json.dumps(config)),), by_hand=choice)
 
 
 def mini(ask: Ask) -> Setup:
     model = ask.model or (OWN_NAME if ask.mode == "base-url" else "gpt-4.1-mini")
     # As one argument, so that a task that begins with a dash is no option.
-    arguments = ["-y", "--exit-immediately", "-m", f"openai/{model}", f"--task={ask.prompt}", "-c", "mini.yaml"]
-    arguments += ["-c", f"model.model_kwargs.max_tokens={ask.max_reply_tokens}"]
+    settings = ["-c", "mini.yaml", "-c", f"model.model_kwargs.max_tokens={ask.max_reply_tokens}"]
+    choice = ("-m", f"openai/{model}", *settings)
+    arguments = ["-y", "--exit-immediately", "-m", f"openai/{model}", f"--task={ask.prompt}", *settings]
     if ask.max_turns is not None:
         arguments += ["-c", f"agent.step_limit={ask.max_turns}"]
     env = {
@@ -203,7 +213,7 @@ def mini(ask: Ask) -> Setup:
         "MSWEA_SILENT_STARTUP": "1",
         "MSWEA_GLOBAL_CONFIG_DIR": str(ask.home / ".config" / "mini-swe-agent"),
     }
-    return Setup(tuple(arguments), env | _litellm(ask), prompt_by_stdin=False)
+    return Setup(tuple(arguments), env | _litellm(ask), prompt_to="argument", by_hand=choice)
 
 
 def aider(ask: Ask) -> Setup:
@@ -211,14 +221,25 @@ def aider(ask: Ask) -> Setup:
     folder = ask.home / ".aider"
     limits = {"max_input_tokens": ask.context_tokens, "max_tokens": ask.max_reply_tokens}
     limits |= {"max_output_tokens": ask.max_reply_tokens}
-    files = ((folder / "prompt.txt", ask.prompt), (folder / "models.json", json.dumps({model: limits})))
-    arguments = ["--model", model, "--yes-always", "--message-file", str(files[0][0])]
-    arguments += ["--model-metadata-file", str(files[1][0])]
+    prompt, models = folder / "prompt.txt", folder / "models.json"
+    choice = ("--model", model, "--model-metadata-file", str(models))
+    arguments = [*choice, "--yes-always", "--message-file", str(prompt)]
     arguments += ["--no-check-update", "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes"]
     # Its own notes do not belong into the work of the agent.
     arguments += ["--no-gitignore", "--chat-history-file", str(folder / "chat.md")]
     arguments += ["--input-history-file", str(folder / "input")]
-    return Setup(tuple(arguments), {"OPENAI_API_KEY": ask.key} | _litellm(ask), files, prompt_by_stdin=False)
+    env = {"OPENAI_API_KEY": ask.key} | _litellm(ask)
+    files = ((models, json.dumps({model: limits})),)
+    return Setup(tuple(arguments), env, files, prompt_to=prompt, by_hand=choice)
+
+
+def command(ask: Ask) -> Setup:
+    """Any program: the variables that SDKs read, and nothing else. What it is, and its arguments, are the caller's."""
+    env = dict.fromkeys(("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY"), ask.key)
+    if ask.mode == "base-url":
+        env |= {"ANTHROPIC_BASE_URL": ask.base_url, "GOOGLE_GEMINI_BASE_URL": ask.base_url}
+        env |= {"OPENAI_BASE_URL": f"{ask.base_url}/v1", "OPENAI_API_BASE": f"{ask.base_url}/v1"}
+    return Setup((), env)
 
 
 def _litellm(ask: Ask) -> dict[str, str]:

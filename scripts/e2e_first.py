@@ -31,8 +31,11 @@ from dragoman.cli.output import Failure
 from dragoman.cli.quickstart import engine_address
 from dragoman.gateway_client import GatewayError
 from dragoman.home import cache_folder, state_folder
-from dragoman.rollout.harnesses import HarnessResult, Mode, find_harness, launch, run
+from dragoman.rollout.episode_run import EpisodeRun, run_in_episode
+from dragoman.rollout.harnesses import find_harness
 from dragoman.rollout.install import InstallError, install
+from dragoman.rollout.launch import Mode, Target, launch
+from dragoman.rollout.process import HarnessResult, Launch
 from dragoman.store.calls import read_calls
 from dragoman.trainer.tiny_model import build_tiny
 
@@ -135,35 +138,33 @@ def run_row(address: str, harness: str, mode: Mode, engine: EngineKind, folder: 
     work = folder / "work"
     work.mkdir(parents=True)
     model = REAL_MODEL[harness]
+    entry = find_harness(harness)
+
+    def prepare(token: str, home: Path) -> Launch:
+        certs = state_folder() / "certs"
+        target = Target(address, token, mode, certs, model.max_reply_tokens, model.context_tokens)
+        return launch(entry, target, installed=install(entry), prompt=PROMPT, home=home, workdir=work)
+
+    wanted = EpisodeRun(
+        harness,
+        entry,
+        prepare,
+        work,
+        TIMEOUT,
+        about={"mode": mode, "engine": engine},
+        home=folder / "home",
+        task="e2e-first",
+        temperature=model.temperature,
+    )
     with connect(address) as client:
-        opened = client.open_episode(
-            task="e2e-first",
-            temperature=model.temperature,
-            metadata={"harness": harness, "mode": mode, "engine": engine},
-        )
-        prepared = launch(
-            find_harness(harness),
-            installed=install(find_harness(harness)),
-            mode=mode,
-            gateway=address,
-            token=opened.token,
-            prompt=PROMPT,
-            home=folder / "home",
-            workdir=work,
-            certs=state_folder() / "certs",
-            max_reply_tokens=model.max_reply_tokens,
-            context_tokens=model.context_tokens,
-        )
-        result = run(prepared, timeout=TIMEOUT)
-        (folder / "stdout.txt").write_text(result.stdout)
-        (folder / "stderr.txt").write_text(result.stderr)
-        good = result.exit_code == 0
-        client.end_episode(
-            opened.id, "completed" if good else "failed" if result.exit_code is not None else "timed_out"
-        )
-        client.set_reward(opened.id, float(good))
+        finished = run_in_episode(client, wanted)
+        result = finished.result
+        client.set_reward(finished.episode_id, float(result.exit_code == 0))
+    (folder / "stdout.txt").write_text(result.stdout)
+    (folder / "stderr.txt").write_text(result.stderr)
     with reading(None) as (session, _):
-        statuses = [call.outcome.status if call.outcome else "open" for call in read_calls(session, opened.id)]
+        calls = read_calls(session, finished.episode_id)
+    statuses = [call.outcome.status if call.outcome else "open" for call in calls]
     file = work / FILE
     file_hash = hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
     problems = judge(engine, result, statuses, file_hash)

@@ -1,4 +1,7 @@
-"""A network of a row's own: nothing but loopback, and a name server that knows no name and notes each one asked for."""
+"""A network of a row's own: nothing but loopback, and a name server that knows no name and notes each one asked for.
+
+Whatever in it tries to reach another address fails at once, and the kernel counts it.
+"""
 
 import fcntl
 import os
@@ -29,6 +32,17 @@ def isolate(folder: Path) -> list[str] | None:
     server.bind(("127.0.0.1", 53))
     threading.Thread(target=answer_names, args=(server, names), name="name server", daemon=True).start()
     return names
+
+
+def no_route() -> int:
+    """How often something in this network wanted to send to an address that no route leads to, since it was made.
+
+    The kernel's ``OutNoRoutes`` of IPv4 and IPv6 counts each connect and each datagram to anything but loopback.
+    """
+    head, values = (line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Ip:"))
+    four = int(dict(zip(head, values, strict=True))["OutNoRoutes"])
+    six = dict(line.split() for line in Path("/proc/net/snmp6").read_text().splitlines())
+    return four + int(six.get("Ip6OutNoRoutes", 0))
 
 
 def loopback_up() -> None:

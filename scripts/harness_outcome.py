@@ -12,11 +12,12 @@ from typing import Any
 
 from dragoman.cli.output import Failure
 from dragoman.rollout.harnesses import find_harness
-from dragoman.rollout.process import HarnessResult
 from dragoman.store.calls import read_calls
 from dragoman.store.database import Database
 from dragoman.store.records import CallInfo, JsonObject
+from scripts.harness_network import no_route
 from scripts.harness_rows import FILE, RAN, Row
+from scripts.harness_run import Ran
 from scripts.turns_account import Account, account_of, read_account
 from scripts.turns_rows import is_turns
 
@@ -26,7 +27,15 @@ class Outcome:
     row: str
     version: str
     exit_code: int | None
-    """None: killed at the time limit."""
+    """The harness's own. None: killed at the time limit."""
+    run_code: int
+    """Exit code of `dragoman run`."""
+    end: str
+    """The episode's typed end."""
+    kept: tuple[str, ...]
+    """Names of the artefacts that are stored with the episode."""
+    in_diff: bool
+    """The file is in the stored diff."""
     seconds: float
     calls: tuple[str, ...]
     """Of each stored call its status, and its HTTP status where that is not 200."""
@@ -44,6 +53,9 @@ class Outcome:
     """Hosts to which the gateway opened a connection; must be empty."""
     names: tuple[str, ...] | None
     """Names that something tried to look up, past the proxy; None: not watched."""
+    no_route: int | None
+    """How often anything in the row's network (harness, gateway, engine) tried to send to an address beside loopback;
+    None: not watched."""
     stdout: str
     """The end of it."""
     stderr: str
@@ -68,9 +80,8 @@ def read_outcome(folder: Path) -> Outcome | None:
 
 def outcome(
     row: Row,
-    result: HarnessResult,
+    ran: Ran,
     folder: Path,
-    episode_id: str,
     steps: tuple[int | None, ...],
     names: list[str] | None,
 ) -> Outcome:
@@ -78,7 +89,7 @@ def outcome(
     database = Database.open(f"sqlite:///{folder / 'state' / 'dragoman.db'}")
     try:
         with database.session() as session:
-            calls = read_calls(session, episode_id)
+            calls = read_calls(session, ran.episode_id)
     finally:
         database.close()
     file = folder / "work" / FILE
@@ -86,8 +97,12 @@ def outcome(
     return Outcome(
         row=row.id,
         version=find_harness(row.harness).version,
-        exit_code=result.exit_code,
-        seconds=round(result.seconds, 1),
+        exit_code=ran.result.exit_code,
+        run_code=ran.code,
+        end=ran.end,
+        kept=ran.kept,
+        in_diff=ran.in_diff,
+        seconds=round(ran.result.seconds, 1),
         calls=tuple(status_of(call) for call in calls),
         turns=tuple(turn_of(call) for call in calls if call.outcome and call.outcome.status == "answered"),
         steps=steps,
@@ -96,10 +111,11 @@ def outcome(
         hosts=hosts,
         escaped=escaped,
         names=None if names is None else tuple(sorted(set(names))),
-        stdout=result.stdout[-1500:],
-        stderr=result.stderr[-1500:],
+        no_route=None if names is None else no_route(),
+        stdout=ran.result.stdout[-1500:],
+        stderr=ran.result.stderr[-1500:],
         finished_at=time.time(),
-        account=account_of(calls, ledger_of(episode_id, folder)) if is_turns(row) else None,
+        account=account_of(calls, ledger_of(ran.episode_id, folder)) if is_turns(row) else None,
     )
 
 

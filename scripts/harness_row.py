@@ -1,4 +1,4 @@
-"""One row, in a network of its own: scripted engine, gateway, harness; then what became of it, as JSON.
+"""One row, in a network of its own: scripted engine, gateway, `dragoman run`; then what became of it, as JSON.
 
     python -m scripts.harness_row ROW FOLDER
 
@@ -21,14 +21,14 @@ from pathlib import Path
 import httpx
 
 from dragoman.cli import processes
-from dragoman.cli.episode import connect
 from dragoman.cli.gateway_process import wait_for_gateway
 from dragoman.cli.output import Failure
-from dragoman.rollout.harnesses import find_harness, launch, run
+from dragoman.rollout.harnesses import find_harness
 from dragoman.rollout.install import installed
 from scripts.harness_network import isolate
 from scripts.harness_outcome import Outcome, outcome
 from scripts.harness_rows import HELD, PROMPT, Row, defect_rows, matrix_rows, script
+from scripts.harness_run import dragoman_run
 from scripts.turns_model import plain_model, thinking_model
 from scripts.turns_rows import IMAGE, is_turns, png, turns_rows, turns_script
 from scripts.turns_rows import PROMPT as TURNS_PROMPT
@@ -39,7 +39,7 @@ START_SECONDS = 120.0
 
 
 def play(row: Row, folder: Path) -> Outcome:
-    """Run the row; everything that it needed is stopped afterwards, and lies in ``folder``."""
+    """Run the row by ``dragoman run``; everything that it needed is stopped afterwards, and lies in ``folder``."""
     names = isolate(folder)
     os.environ["DRAGOMAN_HOME"] = str(folder / "state")
     work = folder / "work"
@@ -47,37 +47,15 @@ def play(row: Row, folder: Path) -> Outcome:
     subprocess.run(["git", "init", "-q", "."], cwd=work, check=True)
     if is_turns(row):
         (work / IMAGE).write_bytes(png())
-    harness = find_harness(row.harness)
-    place = installed(harness)
-    if place is None:
-        raise Failure(f"{row.harness} is not installed: python -m dragoman.rollout.install {row.harness}")
+    if installed(find_harness(row.harness)) is None:
+        raise Failure(f"{row.harness} is not installed: `dragoman harness install {row.harness}`")
     with scripted_engine(row, folder) as engine:
-        with gateway(engine, folder) as address, connect(address) as client:
-            opened = client.open_episode(task="e2e-harnesses", metadata={"row": row.id})
-            prepared = launch(
-                harness,
-                installed=place,
-                mode=row.mode,
-                gateway=address,
-                token=opened.token,
-                prompt=TURNS_PROMPT if is_turns(row) else PROMPT,
-                home=folder / "home",
-                workdir=work,
-                certs=folder / "state" / "certs",
-                variant=row.variant or None,
-                max_reply_tokens=REPLY_TOKENS,
-                context_tokens=CONTEXT_TOKENS,
-            )
-            with releasing(engine):
-                result = run(prepared, timeout=row.time_limit)
-            ended = result.exit_code is not None
-            client.end_episode(opened.id, "completed" if ended else "timed_out")
+        with gateway(engine, folder) as address, releasing(engine):
+            ran = dragoman_run(row, TURNS_PROMPT if is_turns(row) else PROMPT, folder, address)
         asked = httpx.get(f"{engine}/scripted/requests", trust_env=False).json()
     (folder / "asked.json").write_text(json.dumps(asked))
     steps = tuple(request["step"] for request in asked)
-    for name in ("stdout", "stderr"):
-        (folder / f"{name}.txt").write_text(getattr(result, name))
-    return outcome(row, result, folder, opened.id, steps, names)
+    return outcome(row, ran, folder, steps, names)
 
 
 # -- the processes ---------------------------------------------------------------------------------------------------

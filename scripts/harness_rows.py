@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dragoman.rollout.harnesses import HARNESSES, Mode
+from dragoman.rollout.harnesses import HARNESSES
+from dragoman.rollout.setups import Mode
 
 FILE, CONTENT = "out.txt", "hello from the tool\n"
 # No $(…) in it: Gemini CLI refuses to run such a command.

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from dragoman.cli.run import TIMED_OUT
 from scripts.harness_outcome import Outcome
 from scripts.harness_rows import CONTENT, Row, defect_steps
 
@@ -16,6 +17,7 @@ Ending = Literal["recovers", "ends", "fails"]
 """The work is done in the end; the harness ends with 0 and without it; it ends with another code."""
 
 BEST_FIRST: tuple[Ending, ...] = ("recovers", "ends", "fails")
+KEPT = ("changes.diff", "run.json", "stderr.txt", "stdout.txt")
 WANTED_HASH = hashlib.sha256(CONTENT.encode()).hexdigest()[:12]
 
 # Harnesses that take a reply without a tool call for the last one: nothing that we send makes them go on. Qwen Code
@@ -45,7 +47,27 @@ def problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
         found.append("a connection to " + ", ".join(outcome.escaped))
     if outcome.names:
         found.append("looked up past the proxy: " + ", ".join(outcome.names))
-    return tuple(found)
+    if outcome.no_route:
+        found.append(f"tried {outcome.no_route} times to send to an address outside")
+    return (*found, *badly_kept(row, outcome))
+
+
+def badly_kept(row: Row, outcome: Outcome) -> list[str]:
+    """What `dragoman run` should have kept of the run, or said of it, and did not."""
+    found = []
+    code = TIMED_OUT if outcome.exit_code is None else outcome.exit_code
+    if outcome.run_code != code:
+        found.append(f"dragoman run ended with {outcome.run_code}")
+    ends = {None: {"timed_out"}, 0: {"completed"} if outcome.file_hash else {"completed", "failed"}}
+    if outcome.end not in ends.get(outcome.exit_code, {"failed"}):  # one that says in words that it failed is failed
+        found.append(f"the episode ended as {outcome.end}")
+    if outcome.kept != KEPT:
+        found.append(f"kept with it are only {', '.join(outcome.kept) or 'no artefacts'}")
+    if outcome.in_diff != bool(outcome.file_hash):
+        found.append(
+            "the diff does not show the file" if outcome.file_hash else "the diff shows a file that is not there"
+        )
+    return found
 
 
 def not_done(row: Row, outcome: Outcome) -> list[str]:

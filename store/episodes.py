@@ -148,20 +148,15 @@ def list_episodes(session: Session, *, limit: int, task: str | None = None) -> l
 def sum_calls(session: Session, episode_id: str) -> CallSums:
     """What the calls of one episode add up to; all zero for an episode without calls."""
     rows = session.execute(
-        select(
-            Call.status,
-            func.count(),
-            func.coalesce(func.sum(Call.prompt_len), 0),
-            func.coalesce(func.sum(Call.completion_len), 0),
-        )
+        select(Call.status, func.count(), func.sum(Call.prompt_len), func.sum(Call.completion_len))
         .where(Call.episode_id == episode_id)
         .group_by(Call.status)
         .order_by(Call.status)
     ).all()
     return CallSums(
-        by_status={cast(CallStatus, status): int(count) for status, count, _, _ in rows},
-        prompt_tokens=sum(int(tokens) for _, _, tokens, _ in rows),
-        completion_tokens=sum(int(tokens) for _, _, _, tokens in rows),
+        by_status={cast(CallStatus, status): count for status, count, _, _ in rows},
+        prompt_tokens=sum(prompt or 0 for _, _, prompt, _ in rows),
+        completion_tokens=sum(completion or 0 for _, _, _, completion in rows),
     )
 
 

@@ -20,6 +20,10 @@ GOOD = Outcome(
     row=ROW.id,
     version=find_harness("codex").version,
     exit_code=0,
+    run_code=0,
+    end="completed",
+    kept=("changes.diff", "run.json", "stderr.txt", "stdout.txt"),
+    in_diff=True,
     seconds=2.4,
     calls=("answered", "answered"),
     turns=("start", "exact"),
@@ -29,6 +33,7 @@ GOOD = Outcome(
     hosts=("api.github.com 404", "github.com 404"),
     escaped=(),
     names=(),
+    no_route=0,
     stdout="I wrote the file.\n",
     stderr="",
     finished_at=time.mktime((2026, 12, 1, 12, 0, 0, 0, 0, 0)),
@@ -87,4 +92,4 @@ def test_a_row_that_breaks_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = run_row(ROW, tmp_path / "row", threading.Event())
 
     assert isinstance(result, str)
-    assert "codex is not installed: python -m dragoman.rollout.install codex" in result
+    assert "codex is not installed: `dragoman harness install codex`" in result

@@ -7,12 +7,16 @@ import pytest
 
 from scripts.harness_outcome import Outcome
 from scripts.harness_rows import Row
-from scripts.harness_verdicts import WANTED_HASH, describe, ending, expected, problems
+from scripts.harness_verdicts import KEPT, WANTED_HASH, describe, ending, expected, problems
 
 GOOD = Outcome(
     row="claude-proxy-works",
     version="1",
     exit_code=0,
+    run_code=0,
+    end="completed",
+    kept=KEPT,
+    in_diff=True,
     seconds=2.0,
     calls=("answered", "answered"),
     turns=("start", "exact"),
@@ -22,6 +26,7 @@ GOOD = Outcome(
     hosts=("github.com 404",),
     escaped=(),
     names=(),
+    no_route=0,
     stdout="I wrote the file.\n",
     stderr="",
     finished_at=1.0,
@@ -31,16 +36,22 @@ WORKS = Row("claude", "", "proxy", "works")
 
 def test_a_good_row_has_no_problem() -> None:
     assert problems(WORKS, GOOD) == ()
-    assert problems(WORKS, replace(GOOD, names=None)) == ()
+    assert problems(WORKS, replace(GOOD, names=None, no_route=None)) == ()
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"exit_code": 3}, "exit code 3"),
-        ({"exit_code": None}, "stopped after 120 s"),
+        ({"exit_code": 3, "run_code": 3, "end": "failed"}, "exit code 3"),
+        ({"exit_code": None, "run_code": 124, "end": "timed_out"}, "stopped after 120 s"),
+        ({"run_code": 1}, "dragoman run ended with 1"),
+        ({"end": "open"}, "the episode ended as open"),
+        ({"end": "failed"}, "the episode ended as failed"),
+        ({"kept": ("run.json",)}, "kept with it are only run.json"),
+        ({"kept": ()}, "kept with it are only no artefacts"),
+        ({"in_diff": False}, "the diff does not show the file"),
         ({"stdout": " \n"}, "it printed nothing"),
-        ({"file_hash": ""}, "no file was written"),
+        ({"file_hash": "", "in_diff": False}, "no file was written"),
         ({"file_hash": "0" * 12}, "the file is not the one asked for"),
         ({"tool_ran": False}, "the tool's output did not reach the model"),
         ({"calls": ("answered", "failed 529")}, "calls that are failed 529"),
@@ -49,6 +60,7 @@ def test_a_good_row_has_no_problem() -> None:
         ({"turns": ("start", "template", "history_edited")}, "turns that are history_edited, template"),
         ({"escaped": ("example.com",)}, "a connection to example.com"),
         ({"names": ("example.com",)}, "looked up past the proxy: example.com"),
+        ({"no_route": 2}, "tried 2 times to send to an address outside"),
     ],
 )
 def test_everything_that_may_be_wrong_is_told(change: dict[str, Any], problem: str) -> None:
@@ -72,7 +84,8 @@ def test_pi_may_ask_for_a_thread_once() -> None:
     assert problems(replace(row, mode="base-url"), once) == ("calls that are refused 400",)
 
 
-NO_FILE = replace(GOOD, file_hash="", tool_ran=False)
+NO_FILE = replace(GOOD, file_hash="", in_diff=False, tool_ran=False)
+WITH_1 = replace(NO_FILE, exit_code=1, run_code=1, end="failed")
 
 
 @pytest.mark.parametrize(
@@ -82,12 +95,13 @@ NO_FILE = replace(GOOD, file_hash="", tool_ran=False)
         ("claude", "broken-json", NO_FILE, False),
         ("codex", "cut-text", NO_FILE, True),
         ("codex", "cut-text", GOOD, True),  # better than expected
-        ("codex", "cut-text", replace(NO_FILE, exit_code=1), False),
+        ("codex", "cut-text", WITH_1, False),
         ("claude", "cut-text", NO_FILE, False),
-        ("qwen", "empty", replace(NO_FILE, exit_code=1), False),
+        ("qwen", "empty", WITH_1, False),
         ("qwen", "empty-once", NO_FILE, True),
-        ("claude", "empty", replace(NO_FILE, exit_code=1), False),
+        ("claude", "empty", WITH_1, False),
         ("claude", "empty", NO_FILE, True),
+        ("claude", "empty", replace(NO_FILE, end="failed"), True),
         ("claude", "engine-failure", replace(GOOD, calls=("failed 529", "answered", "answered")), True),
         ("claude", "slow", replace(GOOD, calls=("aborted 499", "answered")), False),
         ("claude", "engine-failure", replace(NO_FILE, exit_code=None), False),

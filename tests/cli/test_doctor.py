@@ -220,7 +220,7 @@ def test_a_missing_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", str(tmp_path))
     missing = check_harness("pi", wanted=True)
     assert missing.ok is False
-    assert missing.remedy == "run `python -m dragoman.rollout.install pi`"
+    assert missing.remedy == "run `dragoman harness install pi`"
     assert check_harness("pi", wanted=False).ok is None
     assert check_harness("emacs", wanted=True).ok is False
     program = tmp_path / "pi"

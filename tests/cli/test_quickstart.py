@@ -12,25 +12,11 @@ import pytest
 
 from dragoman.cli import processes
 from dragoman.cli.output import Failure
-from dragoman.cli.quickstart import Run, how_it_ended, install_harness, report
+from dragoman.cli.quickstart import install_harness, report
 from dragoman.rollout.process import HarnessResult
 
-RUN = Run("pi", "hello", 200, 180)
 DONE = HarnessResult(0, "hello\nthere", "", 1.0)
 EPISODE = "abcdefgh1234"
-
-
-@pytest.mark.parametrize(
-    ("code", "end", "reason"),
-    [
-        (0, "completed", None),
-        (3, "failed", "pi exited with 3"),
-        (-9, "failed", "pi exited with -9"),
-        (None, "timed_out", "pi was stopped after 180 s"),
-    ],
-)
-def test_how_it_ended(code: int | None, end: str, reason: str | None) -> None:
-    assert how_it_ended(RUN, HarnessResult(code, "", "", 1.0)) == (end, reason)
 
 
 def test_an_unknown_harness() -> None:

@@ -1,136 +1,13 @@
-"""How each harness is pointed at the gateway: the whole launch, from its inputs alone."""
+"""The table of harnesses: complete, exact, and in agreement with what the gateway reads from their requests."""
 
-import json
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from dragoman.certs.trust import trust_environment
-from dragoman.rollout.harnesses import HARNESSES, Launch, Mode, find_harness, launch
+from dragoman.addons.identity import read_harness
+from dragoman.rollout.harnesses import COMMAND, HARNESSES, Harness, find_harness, sign_of_failure
 
-HOME = Path("/runs/7/home")
-CERTS = Path("/state/certs")
-
-
-def _launch(
-    name: str,
-    mode: Mode,
-    *,
-    gateway: str = "http://127.0.0.1:8080",
-    variant: str | None = None,
-) -> Launch:
-    return launch(
-        find_harness(name),
-        installed=Path("/cache/it"),
-        mode=mode,
-        gateway=gateway,
-        token="t0k",
-        prompt="- do @this",
-        home=HOME,
-        workdir=Path("/runs/7/work"),
-        certs=CERTS,
-        variant=variant,
-    )
-
-
-BOTH = pytest.mark.parametrize("mode", ["proxy", "base-url"])
-EACH = pytest.mark.parametrize("name", [harness.name for harness in HARNESSES])
-
-
-@BOTH
-@EACH
-def test_the_gateway_is_the_only_way_out_and_is_trusted(name: str, mode: Mode) -> None:
-    env = _launch(name, mode).env
-
-    for variable in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
-        assert env[variable] == "http://t0k:x@127.0.0.1:8080"
-    assert env["NO_PROXY"] == env["no_proxy"] == "localhost,127.0.0.1,::1"
-    assert trust_environment(CERTS).items() <= env.items()
-
-
-@BOTH
-@EACH
-def test_the_run_is_private_and_plain(name: str, mode: Mode) -> None:
-    result = _launch(name, mode)
-
-    assert result.env["HOME"] == str(HOME)
-    assert result.env["PATH"].startswith("/cache/it/bin:")
-    assert (result.env["TERM"], result.env["LANG"]) == ("dumb", "C.UTF-8")
-    assert result.cwd == Path("/runs/7/work")
-    assert result.command[0] == f"/cache/it/bin/{name}"
-    assert all(path.is_relative_to(HOME) for path, _ in result.files)
-
-
-@BOTH
-@EACH
-def test_a_prompt_is_never_read_as_an_option_or_a_file(name: str, mode: Mode) -> None:
-    result = _launch(name, mode)
-
-    # By standard input; in a file; or glued to its option, so that its own dash begins no option.
-    by_file = [path for path, content in result.files if content == "- do @this"]
-    ways = [result.stdin == "- do @this", "--task=- do @this" in result.command, bool(by_file)]
-    assert ways.count(True) == 1
-    assert result.stdin in ("- do @this", "")
-    assert "- do @this" not in result.command
-    assert all(str(path) in result.command for path in by_file)
-
-
-@pytest.mark.parametrize(
-    ("name", "variant"), [(harness.name, variant) for harness in HARNESSES for variant in harness.variants or (None,)]
-)
-def test_the_token_is_a_key_in_base_url_mode_only(name: str, variant: str | None) -> None:
-    def whole(mode: Mode) -> str:
-        result = _launch(name, mode, variant=variant)
-        return json.dumps([result.env, [content for _, content in result.files]])
-
-    assert "dgm_t0k" in whole("base-url")
-    assert "dgm_t0k" not in whole("proxy")
-    assert "sk-ant-fake" in whole("proxy")
-    assert "http://127.0.0.1:8080" in whole("base-url").replace("http://t0k:x@127.0.0.1:8080", "")
-    assert "http://127.0.0.1:8080" not in whole("proxy")
-
-
-def test_the_first_variant_is_the_default() -> None:
-    assert _launch("pi", "proxy") == _launch("pi", "proxy", variant="anthropic")
-    assert _launch("pi", "proxy") != _launch("pi", "proxy", variant="chat")
-
-
-@pytest.mark.parametrize(("name", "there"), [("codex", "custom, builtin"), ("claude", "none")])
-def test_an_unknown_variant_is_told_those_there_are(name: str, there: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} has no variant 'chatty'; there are: {there}"):
-        _launch(name, "proxy", variant="chatty")
-
-
-def test_a_gateway_on_another_machine_is_called_without_the_proxy_in_base_url_mode() -> None:
-    base = _launch("claude", "base-url", gateway="http://gpu-box:9000/")
-    proxy = _launch("claude", "proxy", gateway="http://gpu-box:9000/")
-
-    assert base.env["ANTHROPIC_BASE_URL"] == "http://gpu-box:9000"
-    assert base.env["NO_PROXY"] == "localhost,127.0.0.1,::1,gpu-box"
-    assert proxy.env["NO_PROXY"] == "localhost,127.0.0.1,::1"
-    assert proxy.env["HTTPS_PROXY"] == "http://t0k:x@gpu-box:9000"
-
-
-@pytest.mark.parametrize("gateway", ["127.0.0.1:8080", "http://gpu-box", "ftp://host:1", "http://host:port", ""])
-def test_an_address_that_is_none_is_refused(gateway: str) -> None:
-    with pytest.raises(ValueError, match="is not of the form http://host:port"):
-        _launch("claude", "proxy", gateway=gateway)
-
-
-def test_a_limit_that_pi_cannot_keep_is_refused() -> None:
-    with pytest.raises(ValueError, match="pi cannot limit its turns"):
-        launch(
-            find_harness("pi"),
-            installed=Path("/cache/it"),
-            mode="proxy",
-            gateway="http://127.0.0.1:8080",
-            token="t0k",
-            prompt="x",
-            home=HOME,
-            workdir=HOME,
-            certs=CERTS,
-            max_turns=3,
-        )
+EACH = pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
 
 
 def test_an_unknown_harness_is_told_the_names_there_are() -> None:
@@ -140,3 +17,28 @@ def test_an_unknown_harness_is_told_the_names_there_are() -> None:
 
 def test_versions_are_exact() -> None:
     assert all(harness.version.replace(".", "").isdigit() for harness in HARNESSES)
+
+
+@EACH
+def test_there_is_a_dialect_for_each_variant(harness: Harness) -> None:
+    assert len(harness.dialects) == max(len(harness.variants), 1)
+
+
+@EACH
+def test_the_gateway_reads_the_session_and_the_sub_agent_where_the_table_says(harness: Harness) -> None:
+    if harness.session_header is not None:
+        assert read_harness({harness.session_header: "s1"}).thread == "s1"
+    if harness.subagent_header is not None:
+        assert read_harness({harness.subagent_header: "s2"}).kind == "subagent"
+
+
+def test_the_generic_harness_is_no_entry() -> None:
+    with pytest.raises(ValueError, match="no harness 'command'"):
+        find_harness(COMMAND)
+
+
+def test_a_sign_of_failure_is_said_as_it_stood() -> None:
+    harness = replace(find_harness("mini"), failure_signs=(r"Exit: \w+Error",))
+
+    assert sign_of_failure(harness, "well\nExit: FormatError after 3") == "Exit: FormatError"
+    assert sign_of_failure(harness, "all well") is None

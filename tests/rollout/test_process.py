@@ -1,12 +1,13 @@
 """One run of a harness: what it gets, what comes back, and that nothing of it is left."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dragoman.rollout.process import Launch, run
+from dragoman.rollout.process import Launch, Stream, run
 
 
 def _launch(folder: Path, script: str, *, stdin: str = "", files: tuple[tuple[Path, str], ...] = ()) -> Launch:
@@ -47,6 +48,7 @@ def test_files_are_written_for_the_owner_alone(tmp_path: Path) -> None:
 
     assert result.stdout == "{}\n"
     assert path.stat().st_mode & 0o777 == 0o600
+    assert {folder.stat().st_mode & 0o777 for folder in (path.parent, path.parent.parent)} == {0o700}
 
 
 def test_the_time_limit_ends_the_run_and_says_so(tmp_path: Path) -> None:
@@ -96,3 +98,66 @@ def test_a_missing_working_folder_or_program_is_named(tmp_path: Path) -> None:
         run(missing, timeout=1)
     with pytest.raises(FileNotFoundError, match=r"The working folder .*nowhere does not exist"):
         run(Launch(("true",), {"HOME": str(tmp_path)}, (), tmp_path / "nowhere", ""), timeout=1)
+
+
+def test_output_is_handed_on_while_it_is_printed(tmp_path: Path) -> None:
+    seen: list[tuple[Stream, bytes]] = []
+    flag = tmp_path / "seen"
+
+    def on_output(stream: Stream, data: bytes) -> None:
+        seen.append((stream, data))
+        if b"begun" in data:
+            flag.touch()  # the program ends only when its first words have come here
+
+    script = f"""
+import os, sys, time
+print("begun", flush=True)
+while not os.path.exists({str(flag)!r}):
+    time.sleep(0.01)
+print("last words", file=sys.stderr, end="")
+"""
+    result = run(_launch(tmp_path, script), timeout=60, on_output=on_output)
+
+    assert seen == [("stdout", b"begun\n"), ("stderr", b"last words")]
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "begun\n", "last words")
+
+
+def test_a_program_that_prints_without_end_meets_the_limit(tmp_path: Path) -> None:
+    sizes: list[int] = []
+    script = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
+
+    result = run(_launch(tmp_path, script), timeout=1, on_output=lambda stream, data: sizes.append(len(data)))
+
+    assert result.exit_code is None
+    assert sum(sizes) == len(result.stdout)
+
+
+def test_an_error_of_the_listener_ends_the_run_and_is_not_asked_again(tmp_path: Path) -> None:
+    calls: list[bytes] = []
+
+    def on_output(stream: Stream, data: bytes) -> None:
+        calls.append(data)
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run(
+            _launch(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)"),
+            timeout=60,
+            on_output=on_output,
+        )
+
+    assert len(calls) == 1
+    assert not _alive(int(calls[0]))
+
+
+def test_the_callers_own_input_is_handed_through(tmp_path: Path) -> None:
+    code = f"""
+import sys, pathlib
+from dragoman.rollout.process import Launch, Stream, run
+folder = pathlib.Path({str(tmp_path)!r})
+launch = Launch((sys.executable, "-c", "print(input())"), {{"HOME": str(folder / 'home')}}, (), folder, None)
+print(run(launch, timeout=60).stdout)
+"""
+    done = subprocess.run([sys.executable, "-c", code], input="piped\n", capture_output=True, text=True)
+
+    assert done.stdout == "piped\n\n"

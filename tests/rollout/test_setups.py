@@ -89,7 +89,7 @@ def test_claude_by_proxy_calls_its_own_host() -> None:
 
     assert setup.arguments == ("-p", "--dangerously-skip-permissions", "--max-turns", "3")
     assert "ANTHROPIC_BASE_URL" not in setup.env
-    assert setup.env["IS_SANDBOX"] == "1"
+    assert setup.unattended["IS_SANDBOX"] == "1"
     assert setup.env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "100"
     assert setup.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"
 
@@ -140,14 +140,15 @@ def test_gemini() -> None:
     by_address = setups.gemini(_ask("base-url", model="gemini-x", max_turns=5))
     by_proxy = setups.gemini(_ask("proxy"))
 
-    assert by_address.env == {"GEMINI_API_KEY": "the-key", "GOOGLE_GEMINI_BASE_URL": BASE}
+    settings_file = {"GEMINI_CLI_SYSTEM_SETTINGS_PATH": str(HOME / ".gemini/settings.json")}
+    assert by_address.env == {"GEMINI_API_KEY": "the-key", "GOOGLE_GEMINI_BASE_URL": BASE} | settings_file
     assert by_address.arguments == ("--yolo", "--skip-trust", "-m", "gemini-x")
     settings = _json(by_address, ".gemini/settings.json")
     assert settings["model"] == {"maxSessionTurns": 5}
     # Without it the run ends with 41 in base-URL mode.
     assert settings["security"] == {"auth": {"selectedType": "gemini-api-key"}}
     assert settings["privacy"] == {"usageStatisticsEnabled": False}
-    assert by_proxy.env == {"GEMINI_API_KEY": "the-key"}
+    assert by_proxy.env == {"GEMINI_API_KEY": "the-key"} | settings_file
     assert by_proxy.arguments == ("--yolo", "--skip-trust")
 
 
@@ -159,6 +160,7 @@ def test_qwen() -> None:
         "OPENAI_API_KEY": "the-key",
         "OPENAI_MODEL": "small",
         "OPENAI_BASE_URL": f"{BASE}/v1",
+        "QWEN_HOME": str(HOME / ".qwen"),
     }
     assert by_address.arguments == ("--yolo", "--max-session-turns", "5")
     assert by_proxy.env["OPENAI_BASE_URL"] == "https://api.openai.com/v1"

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli import certs, doctor, engine, episode, episodes, ledger, quickstart, serve, show
+from dragoman.cli import certs, doctor, engine, env, episode, episodes, harness, ledger, quickstart, run, serve, show
 from dragoman.cli.output import Failure
 
 app = typer.Typer(
@@ -46,6 +46,9 @@ app.command(context_settings=serve.CONTEXT)(serve.serve)
 app.command(context_settings=engine.CONTEXT)(engine.engine)
 app.command()(doctor.doctor)
 app.add_typer(certs.app, name="certs")
+app.command(context_settings=run.CONTEXT)(run.run)
+app.command()(env.env)
+app.add_typer(harness.app, name="harness")
 app.add_typer(episode.app, name="episode")
 app.command()(episodes.episodes)
 app.command()(show.show)

@@ -190,7 +190,7 @@ def check_harness(name: str, *, wanted: bool) -> Check:
         return good(f"harness {name}", f"{harness.version} in {folder}")
     if program := shutil.which(name):
         return good(f"harness {name}", f"{program} (not the version {harness.version} that rollouts install)")
-    remedy = f"run `python -m dragoman.rollout.install {name}`"
+    remedy = f"run `dragoman harness install {name}`"
     if not wanted:
         return remark(f"harness {name}", f"not installed; {remedy}")
     return bad(f"harness {name}", f"not installed in {install_folder(harness)} and no `{name}` on PATH", remedy)

@@ -11,9 +11,7 @@ import typer
 from dragoman.cli.output import Failure, say, step
 
 if TYPE_CHECKING:
-    from dragoman.gateway_client import OpenedEpisode
     from dragoman.rollout.process import HarnessResult
-    from dragoman.store.records import EpisodeEnd
 
 PROMPT = "Write a file hello.txt that says hello, then tell me in one sentence what you did."
 
@@ -98,54 +96,36 @@ def engine_address(running: str | None, model: str, python: Path | None) -> Iter
 
 
 def run_episode(run: Run, address: str, installed: Path) -> "tuple[str, HarnessResult]":
-    """Open an episode, run the harness in it through ``HTTPS_PROXY`` in a folder of its own, end the episode."""
-    from dragoman.cli.episode import connect
-    from dragoman.gateway_client import GatewayError
-
-    with connect(address) as client:
-        try:
-            # Greedy: at temperature 1 a small model may ramble on until it is cut, and pi ends a cut reply with exit 1.
-            opened = client.open_episode(task="quickstart", temperature=0.0, metadata={"harness": run.harness})
-            with step(f"running {run.harness} through {address}"):
-                result = run_harness(run, address, installed, opened)
-            end, reason = how_it_ended(run, result)
-            client.end_episode(opened.id, end, reason)
-        except GatewayError as error:
-            raise Failure(str(error)) from error
-    return opened.id, result
-
-
-def run_harness(run: Run, address: str, installed: Path, opened: "OpenedEpisode") -> "HarnessResult":
+    """Run the harness through ``HTTPS_PROXY``, in an episode and a folder of its own."""
     import tempfile
 
+    from dragoman.cli.episode import connect
+    from dragoman.gateway_client import GatewayError
     from dragoman.home import state_folder
-    from dragoman.rollout import harnesses
+    from dragoman.rollout.episode_run import EpisodeRun, run_in_episode
+    from dragoman.rollout.harnesses import find_harness
+    from dragoman.rollout.launch import Target, launch
+    from dragoman.rollout.process import Launch
 
-    with tempfile.TemporaryDirectory(prefix="dragoman-quickstart-") as folder:
-        workdir = Path(folder) / "work"
-        workdir.mkdir()
-        launch = harnesses.launch(
-            harnesses.find_harness(run.harness),
-            installed=installed,
-            mode="proxy",
-            gateway=address,
-            token=opened.token,
-            prompt=run.prompt,
-            home=Path(folder) / "home",
-            workdir=workdir,
-            certs=state_folder() / "certs",
-            max_reply_tokens=run.max_reply_tokens,
+    harness = find_harness(run.harness)
+    with tempfile.TemporaryDirectory(prefix="dragoman-quickstart-") as folder, connect(address) as client:
+
+        def prepare(token: str, home: Path) -> Launch:
+            target = Target(address, token, "proxy", state_folder() / "certs", run.max_reply_tokens)
+            return launch(harness, target, installed=installed, prompt=run.prompt, home=home, workdir=Path(folder))
+
+        # Greedy: at temperature 1 a small model may ramble on until it is cut, and pi ends a cut reply with exit 1.
+        wanted = EpisodeRun(
+            run.harness, harness, prepare, Path(folder), run.timeout, task="quickstart", temperature=0.0
         )
-        return harnesses.run(launch, timeout=run.timeout)
-
-
-def how_it_ended(run: Run, result: "HarnessResult") -> "tuple[EpisodeEnd, str | None]":
-    """The typed end of the episode by the harness's exit, and why."""
-    if result.exit_code is None:
-        return "timed_out", f"{run.harness} was stopped after {run.timeout:.0f} s"
-    if result.exit_code != 0:
-        return "failed", f"{run.harness} exited with {result.exit_code}"
-    return "completed", None
+        try:
+            with step(f"running {run.harness} through {address}"):
+                finished = run_in_episode(client, wanted)
+        except GatewayError as error:
+            raise Failure(str(error)) from error
+    for problem in finished.problems:
+        say(problem)
+    return finished.episode_id, finished.result
 
 
 def report(episode_id: str, result: "HarnessResult") -> None:
