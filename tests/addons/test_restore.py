@@ -11,14 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.addons.bridge import Thinking
+from dragoman.addons.call import Call, retried
 from dragoman.addons.lineage import EpisodeLineage
 from dragoman.addons.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart
 from dragoman.addons.restore import restore
 from dragoman.addons.tokens import TokenCodec
-from dragoman.store.calls import read_calls, write_arrivals, write_outcomes
+from dragoman.store.calls import full_prompt, read_calls, read_messages, write_arrivals, write_outcomes
 from dragoman.store.database import Database
 from dragoman.store.episodes import open_episode
-from dragoman.store.records import Blob, EpisodeSpec
+from dragoman.store.ledger import audit
+from dragoman.store.records import Blob, CallInfo, EpisodeSpec
+from dragoman.store.traces import build_traces
 from tests.addons.talk import END, OLD_REASONING_DROPPED, SYSTEM, TOOLS, Talk, results, spelt, tool_call, user
 from tests.addons.templates.families import FAMILIES, codec
 from tests.models import tiny_model_folder
@@ -79,6 +82,7 @@ REPLIES = [
     f'<tool_call>\n{{"name": "look", "arguments": {{"at"\n</tool_call>{END}',
     "It goes on and",
     "<think>\nI wonder whether",
+    END,
 ]
 NEW = ["more", "other", "<|im_start|>", "mind the\n"]
 
@@ -109,6 +113,63 @@ def edited(said: list[Message], how: str) -> list[Message]:
 EDITS = ["", "", "", "no reasoning", "spelt anew", "apart", "reminder"]
 
 
+def grow(talk: Talk, grown: list[list[Message]], data: st.DataObject) -> tuple[Call, list[int]]:
+    """One more call, somewhere in the episode; ``grown`` then has one more conversation to go on from."""
+    said = edited(data.draw(st.sampled_from(grown)), data.draw(st.sampled_from(EDITS)))
+    call = talk.ask(said, tools=data.draw(st.sampled_from([TOOLS, TOOLS, TOOLS[:1]])))
+    text = data.draw(st.sampled_from(REPLIES))
+    sampled = spelt(talk.codec, text) if data.draw(st.booleans()) else talk.codec.encode(text)
+    reply = talk.answer(call, sampled)
+    new = [results(reply)] if any(isinstance(part, ToolCallPart) for part in reply.parts) else []
+    if not new or data.draw(st.booleans()):
+        new.append(user(data.draw(st.sampled_from(NEW))))
+    grown.append([*said, reply, *new])
+    return call, sampled.tolist()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_episode_gives_back_what_was_asked_and_sampled_and_balances(store: Database, data: st.DataObject) -> None:
+    """Branches, forks, retries and threads that take turns, with a gateway that restarts between any two of them."""
+    used = codec(FAMILIES["chatml"][0], "template", OLD_REASONING_DROPPED)
+    talk = open_talk(store, used, data.draw(st.sampled_from(["template", "keep"])))
+    grown: list[list[Message]] = [[SYSTEM, user("start")], [user("start")]]
+    answered: dict[str, tuple[Call, list[int]]] = {}
+    for what in data.draw(st.lists(st.sampled_from(("call", "call", "call", "restart", "retry")), max_size=12)):
+        if what == "restart":
+            talk.lineage = stored(store, talk)
+        elif what == "call":
+            call, sampled = grow(talk, grown, data)
+            answered[call.id] = call, sampled
+        elif answered:
+            original, _ = data.draw(st.sampled_from(list(answered.values())))
+            talk.asked += 1
+            now = float(talk.asked)
+            arrival = replace(original.arrival, id=f"{talk.asked:020d}", arrived_at=now)
+            talk.rows.append(CallInfo(arrival, retried(arrival, original, now)))
+    stored(store, talk)
+    with store.reading() as session:
+        calls = read_calls(session, talk.episode_id)
+        for call_id, (call, _) in answered.items():
+            assert full_prompt(session, call_id).tolist() == call.prompt.ids.tolist()
+            assert tuple(read_messages(session, call_id)) == tuple(blob.data for blob in call.messages)
+    trained: list[str] = []
+    for trace in build_traces(calls).traces:
+        for turn in trace.turns:
+            if turn.trained:
+                call, sampled = answered[turn.call_id]
+                assert trace.token_ids[: turn.completion_start].tolist() == call.prompt.ids.tolist()
+                assert trace.token_ids[turn.completion_start : turn.end].tolist() == sampled
+                assert trace.loss_mask[turn.completion_start : turn.end].all()
+                trained.append(turn.call_id)
+        assert trace.trained_tokens == sum(turn.end - turn.completion_start for turn in trace.turns if turn.trained)
+    assert sorted(trained) == sorted(answered)
+    ledger = audit(calls)
+    assert ledger.problems == ()
+    assert (ledger.arrived, ledger.answered) == (len(talk.rows), len(talk.rows))
+    assert ledger.traced_tokens == sum(len(sampled) for _, sampled in answered.values())
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_after_a_restart_every_request_finds_the_same_parent_and_prompt(store: Database, data: st.DataObject) -> None:
@@ -116,15 +177,7 @@ def test_after_a_restart_every_request_finds_the_same_parent_and_prompt(store: D
     talk = open_talk(store, used, data.draw(st.sampled_from(["template", "keep"])))
     grown: list[list[Message]] = [[SYSTEM, user("start")], [user("start")]]
     for _ in range(data.draw(st.integers(1, 8))):
-        said = edited(data.draw(st.sampled_from(grown)), data.draw(st.sampled_from(EDITS)))
-        tools = data.draw(st.sampled_from([TOOLS, TOOLS, TOOLS[:1]]))
-        call = talk.ask(said, tools=tools)
-        sampled = data.draw(st.sampled_from(REPLIES))
-        reply = talk.answer(call, spelt(used, sampled) if data.draw(st.booleans()) else sampled)
-        new = [results(reply)] if any(isinstance(part, ToolCallPart) for part in reply.parts) else []
-        if not new or data.draw(st.booleans()):
-            new.append(user(data.draw(st.sampled_from(NEW))))
-        grown.append([*said, reply, *new])
+        grow(talk, grown, data)
     restored = stored(store, talk)
     assert list(restored.nodes) == list(talk.lineage.nodes)
     for call_id, node in talk.lineage.nodes.items():
