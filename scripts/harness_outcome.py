@@ -19,7 +19,7 @@ from scripts.harness_network import no_route
 from scripts.harness_rows import FILE, RAN, Row
 from scripts.harness_run import Ran
 from scripts.turns_account import Account, account_of, read_account
-from scripts.turns_rows import is_turns
+from scripts.turns_rows import NOTE, NOTE_FILE, is_turns
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,13 @@ def outcome(
         stdout=ran.result.stdout[-1500:],
         stderr=ran.result.stderr[-1500:],
         finished_at=time.time(),
-        account=account_of(calls, ledger_of(ran.episode_id, folder)) if is_turns(row) else None,
+        account=account_of(calls, ledger_of(ran.episode_id, folder), note=note_kept(folder)) if is_turns(row) else None,
     )
+
+
+def note_kept(folder: Path) -> bool:
+    note = folder / "work" / NOTE_FILE
+    return note.is_file() and note.read_bytes() == NOTE.encode()
 
 
 def ledger_of(episode_id: str, folder: Path) -> JsonObject:

@@ -30,8 +30,9 @@ from scripts.harness_outcome import Outcome, outcome
 from scripts.harness_rows import HELD, PROMPT, Row, defect_rows, matrix_rows, script
 from scripts.harness_run import dragoman_run
 from scripts.turns_model import plain_model, thinking_model
-from scripts.turns_rows import IMAGE, is_turns, png, turns_rows, turns_script
+from scripts.turns_rows import IMAGE, THINKING, is_turns, png, turns_rows, turns_script
 from scripts.turns_rows import PROMPT as TURNS_PROMPT
+from scripts.turns_twice import ask_twice
 
 CONTEXT_TOKENS = 131072
 REPLY_TOKENS = 4096
@@ -51,7 +52,8 @@ def play(row: Row, folder: Path) -> Outcome:
         raise Failure(f"{row.harness} is not installed: `dragoman harness install {row.harness}`")
     with scripted_engine(row, folder) as engine:
         with gateway(engine, folder) as address, releasing(engine):
-            ran = dragoman_run(row, TURNS_PROMPT if is_turns(row) else PROMPT, folder, address)
+            ask = ask_twice if row.scenario == "turns-question" else dragoman_run
+            ran = ask(row, TURNS_PROMPT if is_turns(row) else PROMPT, folder, address)
         asked = httpx.get(f"{engine}/scripted/requests", trust_env=False).json()
     (folder / "asked.json").write_text(json.dumps(asked))
     steps = tuple(request["step"] for request in asked)
@@ -64,9 +66,9 @@ def play(row: Row, folder: Path) -> Outcome:
 @contextmanager
 def scripted_engine(row: Row, folder: Path) -> Iterator[str]:
     """The address of a scripted engine that knows the row's script."""
-    model = thinking_model(folder) if row.scenario == "turns-thinking" else plain_model()
+    model = thinking_model(folder) if row.scenario in THINKING else plain_model()
     steps, port_file = folder / "script.json", folder / "engine.port"
-    steps.write_text(json.dumps(turns_script(row) if is_turns(row) else script(row)))
+    steps.write_text(json.dumps(turns_script(row, str(folder / "work")) if is_turns(row) else script(row)))
     command = [sys.executable, "-m", "dragoman.rollout.scripted_engine", "--model", str(model)]
     command += ["--script", str(steps), "--port", "0", "--port-file", str(port_file)]
     command += ["--max-model-len", str(CONTEXT_TOKENS)]

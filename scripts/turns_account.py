@@ -3,6 +3,7 @@
 The sums are ``dragoman ledger``'s own: it is run as a person would run it, with the flows that the proxy saved.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ class Account:
     """By reason."""
     images: int
     """Images that the harness sent."""
+    printed: tuple[str, ...]
+    """What tools printed and the model was shown (``ran-42``, …), sorted."""
+    note: bool
+    """The note was written as the model said it."""
     flow_calls: int
     """Calls in the saved flows."""
     problems: tuple[str, ...]
@@ -46,7 +51,7 @@ def read_account(values: dict[str, Any]) -> Account:
     return Account(**(values | lists))
 
 
-def account_of(calls: Sequence[CallInfo], ledger: JsonObject) -> Account:
+def account_of(calls: Sequence[CallInfo], ledger: JsonObject, *, note: bool) -> Account:
     """``calls``: of one episode, in order of arrival; ``ledger``: what ``dragoman ledger --json`` says of it."""
     answered = [call for call in calls if call.outcome is not None and call.outcome.status == "answered"]
     trained = [call for call in answered if call.arrival.kind in TRAINED_KINDS]
@@ -63,6 +68,8 @@ def account_of(calls: Sequence[CallInfo], ledger: JsonObject) -> Account:
             # a call counts the changed replies of its whole history
             echo_changed += call.outcome.echo_changed - changed.get(call.outcome.parent_id, 0)
     traces = build_traces(calls).traces
+    # what several calls share is stored with the first of them
+    messages = {blob.digest: blob.data for call in calls if call.outcome for blob in call.outcome.messages}.values()
     return Account(
         calls=dict(Counter(call.arrival.kind for call in answered)),
         exact=exact,
@@ -73,13 +80,9 @@ def account_of(calls: Sequence[CallInfo], ledger: JsonObject) -> Account:
         sampled=ledger["sampled_tokens"],
         traced=ledger["traced_tokens"],
         excluded=dict(ledger["excluded_tokens"]),
-        images=count_images(calls),
+        images=sum(data.count(b'{"type":"image",') for data in messages),
+        printed=tuple(sorted({found.decode() for data in messages for found in re.findall(rb"ran-\d+", data)})),
+        note=note,
         flow_calls=ledger["flow_calls"] or 0,
         problems=tuple(ledger["problems"]),
     )
-
-
-def count_images(calls: Sequence[CallInfo]) -> int:
-    """Images in the messages of an episode; what several calls share is stored once."""
-    blobs = {blob.digest: blob.data for call in calls if call.outcome for blob in call.outcome.messages}
-    return sum(data.count(b'{"type":"image",') for data in blobs.values())

@@ -36,6 +36,13 @@ WHY_THINKING = {
 }
 
 
+WHY_QUESTION = {
+    "gemini": "In a resumed session Gemini CLI writes the first message anew: `history_edited`.",
+    "qwen": "In a resumed session Qwen Code writes the first messages anew: `history_edited`.",
+}
+NEW_QUESTION = "The second question makes the template drop the reasoning before it: `thinking_policy`."
+
+
 @dataclass(frozen=True)
 class Expected:
     calls: dict[str, int]
@@ -46,13 +53,29 @@ class Expected:
     """Calls of trained kinds that begin a conversation without being forks."""
     traces: dict[str, int]
     """By kind."""
+    images: int = 0
+    """Of the image that the harness's own tool reads: whether it is sent."""
     why: str = ""
     """Why there are forks, or more traces than agents; empty: there are not."""
 
 
+# Where it is not: pi by base URL, Qwen Code and OpenCode's chat dialect take the model for one that sees no images.
+SENDS_IMAGE = ("claude", "codex custom", "codex builtin", "gemini", "opencode anthropic", "opencode responses")
+SENDS_IMAGE_BY_PROXY = (*SENDS_IMAGE, "pi anthropic", "pi responses", "pi gemini")
+
+
 def expected(row: Row) -> Expected:
+    want = _calls_and_traces(row)
+    if row.scenario in ("turns", "turns-thinking"):
+        return replace(want, images=int(row.who in (SENDS_IMAGE_BY_PROXY if row.mode == "proxy" else SENDS_IMAGE)))
+    return want
+
+
+def _calls_and_traces(row: Row) -> Expected:
     if row.scenario == "turns-agent":
         return _with_agent(row)
+    if row.scenario == "turns-question":
+        return _second_question(row)
     main = len(once_steps(row))
     one = Expected({"main": main}, (), 1, {"main": 1})
     thinking = row.scenario == "turns-thinking"
@@ -64,17 +87,27 @@ def expected(row: Row) -> Expected:
         case "gemini":
             calls = {"main": main, "side": 1}
             if thinking:
-                return Expected(calls, ("history_edited", "unknown_parent", "history_edited"), 2, {"main": 5}, why)
-            return Expected(calls, ("history_edited",), 2, {"main": 3}, why)
+                return Expected(calls, ("history_edited", "unknown_parent", "history_edited"), 2, {"main": 5}, why=why)
+            return Expected(calls, ("history_edited",), 2, {"main": 3}, why=why)
         case "opencode" if thinking and row.variant == "chat":
-            return Expected({"main": main, "side": 1}, ("thinking_policy",), 1, {"main": 2}, WHY_THINKING[row.who])
+            return Expected({"main": main, "side": 1}, ("thinking_policy",), 1, {"main": 2}, why=WHY_THINKING[row.who])
         case "opencode":
             return replace(one, calls={"main": main, "side": 1})
         case "mini":
             return replace(one, forks=("thinking_policy",) if thinking else (), traces={"main": 2}, why=why)
         case "aider":
-            return Expected({"main": main, "side": 1}, ("unknown_parent",) * main, 0, {"main": main}, why)
+            return Expected({"main": main, "side": 1}, ("unknown_parent",) * main, 0, {"main": main}, why=why)
     return one
+
+
+def _second_question(row: Row) -> Expected:
+    calls = {"main": len(once_steps(row))}
+    if row.harness == "gemini":
+        calls["side"] = 2  # its router is asked by each start of the program
+    if row.harness == "opencode":
+        calls["side"] = 1
+    reason = "history_edited" if row.harness in WHY_QUESTION else "thinking_policy"
+    return Expected(calls, (reason,), 1, {"main": 2}, why=WHY_QUESTION.get(row.harness, NEW_QUESTION))
 
 
 def _with_agent(row: Row) -> Expected:

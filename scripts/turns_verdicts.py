@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from scripts.harness_outcome import Outcome
-from scripts.harness_rows import RAN, Row
-from scripts.harness_verdicts import WANTED_HASH
+from scripts.harness_rows import Row
+from scripts.harness_verdicts import WANTED_HASH, unexpected_calls
 from scripts.turns_expected import expected
-from scripts.turns_rows import once_steps
+from scripts.turns_rows import marks, once_steps
 
-TITLES = {"turns": "plain", "turns-thinking": "thinking", "turns-agent": "sub-agent"}
+TITLES = {"turns": "plain", "turns-thinking": "thinking", "turns-question": "question", "turns-agent": "sub-agent"}
 
 
 def turns_problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
@@ -20,12 +20,10 @@ def turns_problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
         found.append(ended)
     if outcome.file_hash != WANTED_HASH:
         found.append("the file is not the one asked for" if outcome.file_hash else "no file was written")
-    if not outcome.tool_ran and row.harness != "aider":  # which has no tools
-        found.append(f"no tool's output, {RAN}, reached the model")
     if silent := sorted(once_steps(row) - set(outcome.steps)):
         found.append(f"the model did not come to say step {', '.join(map(str, silent))}")
-    if bad := [status for status in outcome.calls if status != "answered"]:
-        found.append(f"calls that are {', '.join(sorted(set(bad)))}")
+    if odd := unexpected_calls(row, outcome.calls):
+        found.append("calls that are " + ", ".join(odd))
     if outcome.escaped:
         found.append("a connection to " + ", ".join(outcome.escaped))
     if outcome.names:
@@ -36,12 +34,17 @@ def turns_problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
     found += account.problems
     if account.flow_calls != len(outcome.calls):
         found.append(f"{account.flow_calls} calls in the saved flows, {len(outcome.calls)} in the store")
+    if lost := sorted(marks(row) - set(account.printed)):
+        found.append(f"{', '.join(lost)} did not reach the model")
+    if not account.note and row.scenario in ("turns", "turns-thinking") and row.harness != "aider":
+        found.append("the note is not what the model wrote")
     want = expected(row)
     for name, got, wanted in (
         ("calls", account.calls, want.calls),
         ("starts", account.starts, want.starts),
         ("forks", list(account.forks), list(want.forks)),
         ("traces", account.traces, want.traces),
+        ("images", account.images, want.images),
     ):
         if got != wanted:
             found.append(f"{name}: {got}, expected {wanted}")
@@ -66,13 +69,17 @@ def turns_table(rows: Sequence[Row], results: Mapping[str, Outcome | str]) -> li
             cells += [by_count(Counter(account.forks)) or "none", by_count(account.traces)]
             cells += [f"{account.sampled} = {account.traced} + {sums}", "no" if account.problems else "balances"]
         verdict = "FAILED: " + "; ".join(trouble) if trouble else "as expected"
-        table.append([row.who, TITLES[row.scenario], *cells, verdict])
+        table.append([row.who, title(row), *cells, verdict])
     return table
 
 
 def turns_notes(rows: Sequence[Row]) -> list[str]:
     """Why there are forks and more than one trace, once for each harness and run."""
-    return [f"{row.who}, {TITLES[row.scenario]}: {why}" for row in rows if (why := expected(row).why)]
+    return [f"{row.who}, {title(row)}: {why}" for row in rows if row.mode != "proxy" and (why := expected(row).why)]
+
+
+def title(row: Row) -> str:
+    return TITLES[row.scenario] + (", proxy" if row.mode == "proxy" else "")
 
 
 def by_count(counts: Mapping[str, int]) -> str:

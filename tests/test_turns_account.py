@@ -29,7 +29,7 @@ def _episode() -> Episode:
 
 
 def test_calls_are_counted_by_what_they_continue() -> None:
-    account = account_of(_episode().calls, LEDGER)
+    account = account_of(_episode().calls, LEDGER, note=True)
 
     assert account.calls == {"side": 1, "main": 5}
     assert (account.starts, account.exact, account.forks) == (1, 3, ("history_edited",))
@@ -38,7 +38,17 @@ def test_calls_are_counted_by_what_they_continue() -> None:
 
 
 def test_a_changed_echo_is_counted_once_and_not_in_every_later_call() -> None:
-    assert account_of(_episode().calls, LEDGER).echo_changed == 2
+    assert account_of(_episode().calls, LEDGER, note=True).echo_changed == 2
+
+
+def test_what_the_tools_printed_is_found_in_the_messages() -> None:
+    episode = _episode()
+    call = episode.calls[1]
+    assert call.outcome is not None
+    said = Blob(b"d" * 16, b'{"text":"ran-44 and ran-43, ran-44"}')
+    episode.calls[1] = dataclasses.replace(call, outcome=dataclasses.replace(call.outcome, messages=(said,)))
+
+    assert account_of(episode.calls, LEDGER, note=True).printed == ("ran-43", "ran-44")
 
 
 def test_an_image_that_several_calls_share_is_one() -> None:
@@ -52,10 +62,10 @@ def test_an_image_that_several_calls_share_is_one() -> None:
             call, outcome=dataclasses.replace(call.outcome, messages=(shared, Blob(b"e" * 16, b"no image")))
         )
 
-    assert account_of(episode.calls, LEDGER).images == 2
+    assert account_of(episode.calls, LEDGER, note=True).images == 2
 
 
 def test_what_is_written_is_read_back() -> None:
-    account = account_of(_episode().calls, {**LEDGER, "problems": ["one", "two"]})
+    account = account_of(_episode().calls, {**LEDGER, "problems": ["one", "two"]}, note=False)
 
     assert read_account(json.loads(json.dumps(dataclasses.asdict(account)))) == account

@@ -4,13 +4,15 @@ import io
 import json
 import struct
 import zlib
+from collections import Counter
 
 import pytest
 
 from dragoman.rollout.harnesses import HARNESSES
 from dragoman.rollout.script import Script, read_script
 from scripts.harness_rows import Row, defect_rows, matrix_rows, tool_call
-from scripts.turns_rows import MARK, SUB_TASK, once_steps, png, turns_rows, turns_script
+from scripts.turns_again import CAN_GO_ON
+from scripts.turns_rows import MARK, SUB_TASK, THINKING, marks, once_steps, png, turns_rows, turns_script
 from scripts.turns_tools import HAVE_AGENTS
 
 ROWS = list(turns_rows())
@@ -23,15 +25,20 @@ def _play(script: Script, prompts: list[str]) -> list[int | None]:
 def test_every_harness_and_variant_is_there() -> None:
     variants = {harness.name: len(harness.variants) or 1 for harness in HARNESSES}
 
-    assert len(ROWS) == 2 * sum(variants.values()) + sum(variants[name] for name in HAVE_AGENTS)
+    counts = Counter(row.scenario for row in ROWS)
+
+    assert counts["turns"] == 2 * counts["turns-thinking"] == 2 * sum(variants.values())
+    assert counts["turns-agent"] == sum(variants[name] for name in HAVE_AGENTS)
+    assert counts["turns-question"] == sum(variants[name] for name in CAN_GO_ON)
+    assert len({row.id for row in ROWS}) == len(ROWS)
     assert not {row.id for row in ROWS} & {row.id for row in (*matrix_rows(), *defect_rows())}
-    assert {row.mode for row in ROWS} == {"base-url"}
+    assert {row.scenario for row in ROWS if row.mode == "proxy"} == {"turns"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_the_main_agent_is_told_every_step_in_order(row: Row) -> None:
     script = read_script(turns_script(row))
-    offered = json.dumps({"name": _shell_tool(row)})
+    offered = json.dumps({"name": _shell_tool(row), "description": ""})
     sub = [step.unless is not None for step in script.steps].count(True)
     once = sorted(once_steps(row))
 
@@ -42,7 +49,7 @@ def test_the_main_agent_is_told_every_step_in_order(row: Row) -> None:
 @pytest.mark.parametrize("row", [row for row in ROWS if row.scenario == "turns-agent"], ids=lambda row: row.id)
 def test_the_sub_agent_has_steps_of_its_own(row: Row) -> None:
     script = read_script(turns_script(row))
-    offered = json.dumps({"name": _shell_tool(row)})
+    offered = json.dumps({"name": _shell_tool(row), "description": ""})
 
     # in whatever order the two come
     assert _play(script, [MARK + offered, SUB_TASK + offered, MARK + SUB_TASK + offered, SUB_TASK + offered]) == [
@@ -54,7 +61,7 @@ def test_the_sub_agent_has_steps_of_its_own(row: Row) -> None:
 def test_what_is_asked_beside_uses_up_no_step(row: Row) -> None:
     script = read_script(turns_script(row))
 
-    number = script.choose(MARK + "a title, please")
+    number = script.choose(MARK + "a title, please, for " + json.dumps({"name": _shell_tool(row), "arguments": {}}))
 
     assert number is not None
     assert number not in once_steps(row)
@@ -65,7 +72,12 @@ def test_what_is_asked_beside_uses_up_no_step(row: Row) -> None:
 def test_reasoning_is_only_in_the_runs_with_thinking() -> None:
     for row in ROWS:
         thinks = [bool(step.get("reasoning")) for step in turns_script(row)]
-        assert any(thinks) == (row.scenario == "turns-thinking")
+        assert any(thinks) == (row.scenario in THINKING)
+
+
+def test_what_the_tools_print_if_they_run() -> None:
+    assert marks(Row("claude", "", "base-url", "turns")) == {"ran-42", "ran-43", "ran-44"}
+    assert marks(Row("aider", "", "base-url", "turns")) == set()
 
 
 def test_the_image_is_a_png() -> None:
