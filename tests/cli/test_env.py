@@ -17,7 +17,7 @@ HARD = {
     "QUOTES": """it's "so" """,
     "SHELL_SIGNS": "$HOME `id` $(id) \\ \\' * ? ! # ; & | < > ~",
     "EMPTY": "",
-    "LINES": "a\nb\\\n",
+    "TWO_LINES": "a\nb\\\n",
     "UNICODE": "é ✓",
 }
 OPENED = {"id": "e1", "token": "0" * 32, "api_key": "dgm_" + "0" * 32, "expires_at": 9.0}

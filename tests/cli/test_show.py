@@ -122,3 +122,46 @@ def test_an_empty_episode(run: Callable[..., Any], filled_store: str) -> None:
     assert result.code == 0
     assert "no calls yet" in result.err
     assert "none (ad hoc)" in result.out
+
+
+def test_artefacts_are_listed_and_printed_as_they_are(run: Callable[..., Any], filled_store: str) -> None:
+    from dragoman.store.artefacts import write_artefacts
+    from dragoman.store.database import Database
+    from dragoman.store.records import Artefact
+
+    assert "--artefact" not in run("show", "abc").out
+    database = Database.open(filled_store)
+    with database.session() as session:
+        given = [
+            Artefact("changes.diff", "text/x-diff", b"+caf\xe9\n"),
+            Artefact("stdout.txt", "text/plain", b"", 12345),
+        ]
+        write_artefacts(session, "abcdefgh1234", given, now=1.0)
+    database.close()
+
+    shown = run("show", "abc")
+    assert "\nartefacts (print one with --artefact NAME)\n  changes.diff   6 bytes\n" in shown.out
+    assert "  stdout.txt     0 bytes, 12,345 more left out\n" in shown.out
+    assert [entry["size"] for entry in json.loads(run("show", "abc", "--json").out)["artefacts"]] == [6, 0]
+    cut = run("show", "abc", "--artefact", "stdout.txt")
+    assert (cut.out, cut.err) == ("", "stdout.txt was longer: 12,345 bytes are left out of it\n")
+    missing = run("show", "abc", "--artefact", "x")
+    assert missing.code == 1
+    assert "has no artefact 'x'; it has: changes.diff, stdout.txt" in missing.err
+
+
+def test_an_artefact_of_any_bytes_comes_out_whole(filled_store: str) -> None:
+    import subprocess
+    import sys
+
+    from dragoman.store.artefacts import write_artefacts
+    from dragoman.store.database import Database
+    from dragoman.store.records import Artefact
+
+    database = Database.open(filled_store)
+    with database.session() as session:
+        write_artefacts(session, "abcdefgh1234", [Artefact("x", "text/plain", bytes(range(256)))], now=1.0)
+    database.close()
+
+    command = [sys.executable, "-m", "dragoman", "show", "abc", "--artefact", "x"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == bytes(range(256))

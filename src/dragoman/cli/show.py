@@ -13,7 +13,7 @@ from dragoman.cli.output import Failure, console, print_json, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dragoman.store.records import CallInfo, EpisodeInfo, JsonObject
+    from dragoman.store.records import ArtefactInfo, CallInfo, EpisodeInfo, JsonObject
 
 
 def show(
@@ -23,31 +23,44 @@ def show(
     tokenizer: Annotated[
         Path | None, typer.Option(help="A model folder; `--tokens` then shows the text of each id.")
     ] = None,
+    artefact: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Write this artefact of the episode to stdout, and nothing else.")
+    ] = None,
     store: Store = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Show an episode and its calls in order, or one call.
+    """Show an episode with its calls in order and what its run left behind, or one call.
 
     \b
         dragoman show k3v9
+        dragoman show k3v9 --artefact changes.diff
         dragoman show k3v9 --messages
         dragoman show 0f3kq --tokens --tokenizer ./my-model
     """
+    from dataclasses import asdict
+
     from dragoman.cli.lookup import find_id, reading
+    from dragoman.store.artefacts import list_artefacts
     from dragoman.store.calls import read_calls
     from dragoman.store.episodes import get_episode
 
+    if artefact is not None:
+        print_artefact(what, artefact, store)
+        return
     decode = load_decoder(tokenizer) if tokenizer is not None else None
     with reading(store) as (session, url):
         episode_id, call_id = find_id(session, what)
         episode = get_episode(session, episode_id)
         every = read_calls(session, episode_id)
+        left = list_artefacts(session, episode_id)
     calls = [call for call in every if call_id in (None, call.arrival.id)]
     if as_json:
         shown = episode_json(episode, calls, url, tokens=tokens, messages=messages)
-        print_json(shown | {"traces": traces_fact(every)})
+        print_json(shown | {"traces": traces_fact(every), "artefacts": [asdict(info) for info in left]})
         return
     print_episode(episode, calls, url, traces_fact(every))
+    for line in artefact_lines(left):
+        print(line)
     from dragoman.cli.call_view import message_lines, token_lines
 
     for call in calls:
@@ -57,6 +70,30 @@ def show(
             print(line)
         for line in token_lines(call, decode) if tokens else []:
             print(line)
+
+
+def print_artefact(what: str, name: str, store: str | None) -> None:
+    """Its bytes as they are. Raises ``Failure`` when the episode has none of that name."""
+    import sys
+
+    from dragoman.cli.lookup import find_id, reading
+    from dragoman.store.artefacts import read_artefact
+
+    with reading(store) as (session, _):
+        found = read_artefact(session, find_id(session, what)[0], name)
+    if found.omitted:
+        say(f"{name} was longer: {found.omitted:,} bytes are left out of it")
+    sys.stdout.buffer.write(found.data)
+    sys.stdout.flush()
+
+
+def artefact_lines(left: "Sequence[ArtefactInfo]") -> list[str]:
+    """What a run left behind, one line each, after an empty one."""
+    lines = ["", "artefacts (print one with --artefact NAME)"] if left else []
+    for info in left:
+        cut = f", {info.omitted:,} more left out" if info.omitted else ""
+        lines.append(f"  {info.name:<14} {info.size:,} bytes{cut}")
+    return lines
 
 
 def load_decoder(folder: Path) -> Callable[[int], str]:
