@@ -129,15 +129,20 @@ def aborted(call: Call, sampled: Sampled, now: float) -> CallOutcome:
     )
 
 
-def retried(arrival: CallArrival, original: Call, now: float) -> CallOutcome:
-    """The request came again after its client had gone: it is given the reply of ``original``, and samples nothing."""
+def retried(arrival: CallArrival, original: CallOutcome, now: float) -> CallOutcome:
+    """The request came again after its client had gone: it is given the reply of ``original``, and samples nothing.
+
+    What becomes of the original becomes of it: where nobody waited for the end, neither was answered.
+    """
     return CallOutcome(
         id=arrival.id,
-        status="answered",
-        http_status=200,
+        status=original.status,
+        http_status=original.http_status,
         finished_at=now,
+        error_code=original.error_code,
+        error_message=original.error_message,
         retry_of=original.id,
-        model=original.request.model,
+        model=original.model,
     )
 
 
@@ -180,8 +185,8 @@ def _outcome(call: Call, sampled: Sampled, now: float) -> CallOutcome:
         messages=call.messages[kept:],
         messages_kept=kept,
         tools=call.tools,
-        sampling_asked=_sampling_json(request.sampling),
-        sampling_used=_sampling_json(call.sampling),
+        sampling_asked=sampling_json(request.sampling),
+        sampling_used=sampling_json(call.sampling),
         constrained=call.limits.structured is not None,
         parent_id=prompt.parent.call_id if prompt.parent is not None else None,
         shared_len=prompt.shared_len,
@@ -208,7 +213,7 @@ def _same_start(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
     return min(len(one), len(other))
 
 
-def _sampling_json(sampling: Sampling) -> JsonObject:
+def sampling_json(sampling: Sampling) -> JsonObject:
     """The knobs that are set."""
     values = {name: getattr(sampling, name) for name in Sampling.__dataclass_fields__}
     return {

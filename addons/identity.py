@@ -84,7 +84,7 @@ def read_credentials(
 
     Args:
         headers: lower-case names.
-        path: without query. ``/e/<token>/…`` is taken off.
+        path: without query. ``/e/<token>/…`` is taken off, each one that is there.
         query: without ``?``. ``key=`` is taken off.
         proxy_user: user name of the proxy credentials, if the request came through a proxy connection.
 
@@ -97,7 +97,7 @@ def read_credentials(
     if proxy_user is not None:
         # Not a token: it still must not pass for "no credential", so it becomes a token nobody has.
         tokens.add(_as_token(proxy_user) or f"not-a-token:{hash_token(proxy_user)}")
-    if match := _PATH_PREFIX.match(path):
+    while match := _PATH_PREFIX.match(path):
         tokens.add(_as_token(match[1]) or f"not-a-token:{hash_token(match[1])}")
         path = match[2] or "/"
     pairs = parse_qsl(query, keep_blank_values=True)
@@ -152,6 +152,22 @@ _THREADS = (
     "x-claude-code-session-id",
 )
 _SUBAGENT = ("x-claude-code-agent-id", "x-codex-parent-thread-id", "x-openai-subagent", "x-parent-session-id")
+
+
+def message_headers(handshake: Mapping[str, str], metadata: object) -> dict[str, str]:
+    """The headers that a WebSocket's message would have had as a request of its own.
+
+    ``metadata`` is the message's ``client_metadata``, in which Codex says what its headers say over HTTP. What the
+    handshake said of the turn was about the first message.
+    """
+    said = metadata if isinstance(metadata, dict) else {}
+    named = {"thread_id": "thread-id", "session_id": "session-id"}
+    headers = {name: value for name, value in handshake.items() if name != "x-codex-turn-metadata"}
+    for name, value in said.items():
+        name = named.get(name, name.lower())
+        if isinstance(value, str) and (name in named.values() or name.startswith(("x-codex-", "x-openai-"))):
+            headers[name] = value
+    return headers
 
 
 def read_harness(headers: Mapping[str, str]) -> Harness:

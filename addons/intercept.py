@@ -15,6 +15,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import TextIO
 
+import orjson
 import uvicorn
 from mitmproxy import connection, ctx, exceptions, http
 from mitmproxy.addonmanager import Loader
@@ -35,9 +36,10 @@ from dragoman.addons.identity import (
     read_credentials,
     read_proxy_user,
 )
+from dragoman.addons.observer import NO_SOCKETS, Observer, Upstream, read_upstream
 from dragoman.addons.providers import provider_for_host
 from dragoman.addons.providers.side import find_side_answer
-from dragoman.addons.redact import redact, take_ours
+from dragoman.addons.redact import join_target, redact, split_target, take_ours
 from dragoman.addons.settings import Settings
 from dragoman.certs.authority import ensure_authority
 
@@ -65,6 +67,10 @@ class Intercept:
         self.leaving: dict[str, http.HTTPFlow] = {}
         """Flow id → flow on its way to another host, with credentials that must not be saved."""
         self.egress = Egress()
+        self.upstream: Upstream | None = None
+        """Where observed traffic goes; ``None``: to each provider's own host."""
+        self.observer: Observer | None = None
+        """Set where calls are not answered here but only looked at."""
         self.proxy_users: dict[str, str] = {}
         """Client connection id → user name of its CONNECT's proxy credentials."""
         self.ready = asyncio.Event()
@@ -90,8 +96,10 @@ class Intercept:
         add("dragoman_thinking", str, "template", "Earlier reasoning that the template drops: template, or keep.")
         add("dragoman_open", bool, False, "Open an episode by itself for traffic without a token (loopback only).")
         add("dragoman_egress", str, "block", "Hosts that are no provider: block, pass, or 'allow HOST…'.")
+        add("dragoman_observe", str, "", "Only look on: pass calls to 'provider', or to an address, and record them.")
         add("dragoman_names", str, "", "Further host names under which harnesses reach this gateway, by spaces.")
         add("dragoman_fsync", bool, False, "Survive power loss too, at the price of one fsync a commit.")
+        add("dragoman_websockets", bool, True, "Take WebSockets (Codex); if not, answer 426 and it takes HTTP.")
         add("dragoman_replay_token", str, "", "Episode token for flows replayed with -C (credentials are not saved).")
         # The harness speaks to us; mitmproxy must never dial the real provider by itself.
         ctx.options.update(confdir=str(home.state_folder() / "certs"), connection_strategy="lazy", upstream_cert=False)
@@ -107,6 +115,11 @@ class Intercept:
                 self.egress = read_egress(ctx.options.dragoman_egress)
             except ValueError as error:
                 raise exceptions.OptionsError(f"dragoman_egress: {error}") from error
+        if "dragoman_observe" in updated and ctx.options.dragoman_observe:
+            try:
+                self.upstream = read_upstream(ctx.options.dragoman_observe)
+            except ValueError as error:
+                raise exceptions.OptionsError(f"dragoman_observe: {error}") from error
         if "dragoman_thinking" in updated and ctx.options.dragoman_thinking not in ("template", "keep"):
             raise exceptions.OptionsError(
                 f"dragoman_thinking must be template or keep, not {ctx.options.dragoman_thinking!r}"
@@ -130,6 +143,7 @@ class Intercept:
             max_reply_tokens=options.dragoman_max_reply_tokens,
             open_mode=options.dragoman_open,
             fsync=options.dragoman_fsync,
+            websockets=options.dragoman_websockets,
         )
         self.gateway = Gateway(settings, self.diversions.tickets)
         try:
@@ -143,11 +157,20 @@ class Intercept:
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(
-            create_app(self.gateway), log_level="warning", lifespan="off", ws="wsproto", server_header=False
+            create_app(self.gateway),
+            log_level="warning",
+            lifespan="off",
+            server_header=False,
+            ws="wsproto",
+            ws_max_size=settings.request_limit,
+            ws_ping_interval=None,  # Codex answers none while its tools run, and would be cut off for it
         )
         self.server = _Server(config)
         self.serving = asyncio.create_task(self.server.serve(sockets=[listener]), name="dragoman app")
-        self.warming = asyncio.create_task(self._warm(self.gateway), name="dragoman model")
+        if options.dragoman_observe:
+            self.observer = Observer(self.gateway, self.upstream)
+        else:
+            self.warming = asyncio.create_task(self._warm(self.gateway), name="dragoman model")
         self.announced = home.announce_gateway(home.state_folder(), _own_address(options))
         self.ready.set()
 
@@ -175,6 +198,7 @@ class Intercept:
         await self.ready.wait()
         assert self.gateway is not None
         user = read_proxy_user(flow.request.headers.pop("proxy-authorization", None))
+        redact(flow)  # whatever else it holds is for nobody
         if user is None:
             if not self.gateway.settings.open_mode:
                 flow.response = _proxy_authentication_required()
@@ -184,7 +208,7 @@ class Intercept:
             await self.gateway.identify(Hop(credentials, None, ""), None)
         except DragomanError as error:
             if error.status != 401:
-                flow.response = _json(error.status, error.message)
+                flow.response = _refusal(error.status, error.message)
             else:
                 flow.response = _proxy_authentication_required()
             return
@@ -196,7 +220,7 @@ class Intercept:
     def requestheaders(self, flow: http.HTTPFlow) -> None:
         size = sum(len(name) + len(value) for name, value in flow.request.headers.fields) + len(flow.request.path)
         if size > HEADER_LIMIT:
-            flow.response = _json(431, f"the request's head has {size} bytes; at most {HEADER_LIMIT} are taken")
+            flow.response = _refusal(431, f"the request's head has {size} bytes; at most {HEADER_LIMIT} are taken")
 
     async def request(self, flow: http.HTTPFlow) -> None:
         if flow.response is not None:
@@ -204,13 +228,15 @@ class Intercept:
         await self.ready.wait()
         own = self._is_own(flow)
         host = flow.request.host.lower().rstrip(".")
-        if own or provider_for_host(host) is not None:
+        if self.observer is not None and self._is_observed(flow, own):
+            await self._observe(self.observer, flow, own)
+        elif own or provider_for_host(host) is not None:
             hop = self._take_credentials(flow, own)
-            path = urllib.parse.unquote(urllib.parse.urlsplit(flow.request.path).path)
+            path = urllib.parse.unquote(split_target(flow.request.path)[0])
             self.diversions.divert(flow, hop, self.port, keep=not CONTROL_PATH.match(path))
         elif (refusal := await self._refuse_stranger(flow)) is not None:
             flow.response = refusal
-        elif side := find_side_answer(host, flow.request.method, urllib.parse.urlsplit(flow.request.path).path):
+        elif side := find_side_answer(host, flow.request.method, split_target(flow.request.path)[0]):
             flow.response = http.Response.make(side.status, side.body, {"content-type": side.content_type})
         elif not self.egress.allows(host, flow.request.port):
             flow.response = http.Response.make(404, NOT_FOUND, {"content-type": "application/json"})
@@ -221,7 +247,8 @@ class Intercept:
         """A name that may be asked for must not lead back to this machine, whatever it resolves to."""
         assert data.server.address is not None
         host, port = data.server.address[:2]
-        if (host, port) == ("127.0.0.1", self.port) or data.server.via is not None:
+        named = self.observer is not None and self.upstream is not None and self.upstream.address == (host, port)
+        if (host, port) == ("127.0.0.1", self.port) or data.server.via is not None or named:
             return
         try:
             address = await self.egress.resolve(host, port, asyncio.get_running_loop().getaddrinfo)
@@ -233,7 +260,8 @@ class Intercept:
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
         assert flow.response is not None
-        flow.response.stream = self.diversions.tee(flow) or flow.response.raw_content is None
+        tee = self.diversions.tee(flow) or (self.observer and self.observer.tee(flow))
+        flow.response.stream = tee or flow.response.raw_content is None
 
     def response(self, flow: http.HTTPFlow) -> None:
         self._before_saving(flow)
@@ -251,6 +279,20 @@ class Intercept:
         names = {"localhost", (ctx.options.listen_host or "").lower(), *ctx.options.dragoman_names.lower().split()}
         return host in names or _is_loopback(host) or isinstance(flow.client_conn.proxy_mode, mode_specs.ReverseMode)
 
+    def _is_observed(self, flow: http.HTTPFlow, own: bool) -> bool:
+        """Whether a request is for a provider; what is for the control API is not."""
+        if not own:
+            return provider_for_host(flow.request.host.lower().rstrip(".")) is not None
+        return not CONTROL_PATH.match(urllib.parse.unquote(flow.request.path))
+
+    async def _observe(self, observer: Observer, flow: http.HTTPFlow, own: bool) -> None:
+        self.leaving[flow.id] = flow
+        try:
+            await observer.watch(flow, own=own, proxy_user=self._proxy_user(flow))
+        except DragomanError as error:
+            status = 426 if error.message == NO_SOCKETS else error.status
+            flow.response = _refusal(status, error.message)
+
     async def _refuse_stranger(self, flow: http.HTTPFlow) -> http.Response | None:
         """Whose request for another host is it? Takes our credentials out of it; those of that host stay.
 
@@ -266,7 +308,7 @@ class Intercept:
         try:
             await self.gateway.identify(Hop(credentials, None, ""), None)
         except DragomanError as error:
-            return _proxy_authentication_required() if error.status == 401 else _json(error.status, error.message)
+            return _proxy_authentication_required() if error.status == 401 else _refusal(error.status, error.message)
         return None
 
     def _proxy_user(self, flow: http.HTTPFlow) -> str | None:
@@ -279,21 +321,23 @@ class Intercept:
         for name in [name for name in request.headers if name.lower().startswith(INTERNAL_PREFIX)]:
             del request.headers[name]
         user = self._proxy_user(flow)
-        url = urllib.parse.urlsplit(request.path)
+        target_path, target_query = split_target(request.path)
         lowered = {name.lower(): value for name, value in request.headers.items()}
-        credentials, path, query = read_credentials(lowered, url.path, url.query, user)
+        credentials, path, query = read_credentials(lowered, target_path, target_query, user)
         if flow.is_replay:
             credentials = Credentials(frozenset(filter(None, [ctx.options.dragoman_replay_token])))
         for name in CREDENTIAL_HEADERS:
             request.headers.pop(name, None)
-        request.path = urllib.parse.urlunsplit(("", "", path, query, ""))
+        request.path = join_target(path, query)
         address = f"{request.scheme}://{request.host_header or f'{request.host}:{request.port}'}"
         return Hop(credentials, None if own else request.host.lower().rstrip("."), address)
 
     def _before_saving(self, flow: http.HTTPFlow) -> None:
         self.diversions.restore(flow)
-        if self.leaving.pop(flow.id, None) is not None:
-            redact(flow)
+        if self.observer is not None:
+            self.observer.finish(flow)
+        self.leaving.pop(flow.id, None)
+        redact(flow)  # also where a request was refused before anything looked at its credentials
 
 
 def _own_address(options: Options) -> str:
@@ -318,8 +362,9 @@ def _proxy_authentication_required() -> http.Response:
     )
 
 
-def _json(status: int, message: str) -> http.Response:
-    return http.Response.make(status, message.encode(), {"content-type": "text/plain; charset=utf-8"})
+def _refusal(status: int, message: str) -> http.Response:
+    body = orjson.dumps({"error": {"type": "refused", "message": message}})
+    return http.Response.make(status, body, {"content-type": "application/json"})
 
 
 addons = [Intercept()]

@@ -5,7 +5,7 @@ What leaves for another host keeps its own on the wire, since they are meant for
 """
 
 import re
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode
 
 from mitmproxy import http
 
@@ -14,7 +14,18 @@ from dragoman.addons.identity import CREDENTIAL_HEADERS, KEY_PREFIX, OPERATOR_PR
 
 REDACTED = "redacted"
 _SECRET_NAME = re.compile(r"key|token|secret|password|passwd|signature|credential|cookie|auth", re.IGNORECASE)
+_PATH_TOKEN = re.compile(r"^/*(?:e/[^/]*/)+")
 _OURS = re.compile(rf"(?:{KEY_PREFIX}|{OPERATOR_PREFIX})[0-9a-f]")
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Path and query of a request's target. (``urlsplit`` would take the start of ``//a/b`` for a host.)"""
+    path, _, query = target.partition("?")
+    return path, query
+
+
+def join_target(path: str, query: str) -> str:
+    return f"{path}?{query}" if query else path
 
 
 def take_ours(request: http.Request) -> None:
@@ -23,10 +34,11 @@ def take_ours(request: http.Request) -> None:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         if name.lower().startswith(INTERNAL_PREFIX) or name.lower() == "proxy-authorization" or _is_ours(name, value):
             request.headers.pop(name, None)
-    parts = urlsplit(request.path)
-    if _OURS.search(parts.query):
-        kept = [(name, value) for name, value in parse_qsl(parts.query, True) if not _OURS.search(value)]
-        request.path = urlunsplit(("", "", parts.path, urlencode(kept), ""))
+    path, query = split_target(request.path)
+    if _OURS.search(query):
+        request.path = join_target(
+            path, urlencode([pair for pair in parse_qsl(query, True) if not _OURS.search(pair[1])])
+        )
 
 
 def _is_ours(name: str, value: str) -> bool:
@@ -36,15 +48,33 @@ def _is_ours(name: str, value: str) -> bool:
     return _OURS.search(value) is not None
 
 
+def without_secrets(text: str, request: http.Request) -> str:
+    """``text`` without the credentials of ``request``: an error message may well quote the key that it refuses."""
+    for secret in _secrets(request):
+        text = text.replace(secret, REDACTED)
+    return text
+
+
+def _secrets(request: http.Request) -> set[str]:
+    values = [value for name in CREDENTIAL_HEADERS for value in request.headers.get_all(name)]
+    return {secret for value in values for secret in (value, value.rpartition(" ")[2]) if secret}
+
+
 def redact(flow: http.HTTPFlow) -> None:
     """Cut the credentials out of a flow whose request and response have been on the wire."""
     request = flow.request
+    if flow.response is not None and (said := flow.response.get_content(strict=False)):
+        without = said
+        for secret in _secrets(request):
+            without = without.replace(secret.encode("latin-1", "replace"), REDACTED.encode())
+        if without != said:
+            flow.response.content = without
     for headers in (request.headers, flow.response.headers if flow.response else http.Headers()):
         for name in {raw_name.decode("latin-1") for raw_name, _ in headers.fields}:
             if name.lower() in CREDENTIAL_HEADERS or _SECRET_NAME.search(name):
                 headers[name] = REDACTED
-    parts = urlsplit(request.path)
-    if any(_SECRET_NAME.search(name) for name, _ in parse_qsl(parts.query, True)):
-        pairs = parse_qsl(parts.query, True)
-        kept = [(name, REDACTED if _SECRET_NAME.search(name) else value) for name, value in pairs]
-        request.path = urlunsplit(("", "", parts.path, urlencode(kept), ""))
+    path, query = split_target(request.path)
+    pairs = parse_qsl(query, True)
+    if any(_SECRET_NAME.search(name) for name, _ in pairs):
+        query = urlencode([(name, REDACTED if _SECRET_NAME.search(name) else value) for name, value in pairs])
+    request.path = join_target(_PATH_TOKEN.sub("/", path), query)

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from dragoman.store.call_facts import CallFacts
 from dragoman.store.calls import GATEWAY_KILLED
-from dragoman.store.records import CallKind
+from dragoman.store.records import OBSERVED, CallKind
 
 ExclusionReason = Literal[
     "open",
@@ -26,6 +26,7 @@ ExclusionReason = Literal[
     "aborted",
     "gateway_killed",
     "retry",
+    "observed",
     "main",
     "subagent",
     "side",
@@ -37,7 +38,7 @@ ExclusionReason = Literal[
     "too_long",
 ]
 """Why a call is not trained; the first that holds, in this order. ``open``: it has no outcome yet. ``retry``: it was
-given the reply of another call, where the tokens are. A kind: not one of those asked for. ``empty``: nothing was
+given the reply of another call, where the tokens are. ``observed``: a real provider answered it. A kind: not one of those asked for. ``empty``: nothing was
 sampled. ``constrained``: a grammar or forced tool decided, not the policy alone. ``unknown_policy``: the version that
 sampled is not stored for every token. ``too_long``: prompt and completion together are longer than asked for."""
 
@@ -129,6 +130,8 @@ def _exclusion(call: CallFacts, kinds: Collection[CallKind], max_length: int | N
             return "gateway_killed" if call.error_code == GATEWAY_KILLED else "aborted"
     if call.retry_of is not None:
         return "retry"
+    if call.error_code == OBSERVED:
+        return "observed"
     if call.kind not in kinds:
         return call.kind
     if call.completion_len == 0:

@@ -29,6 +29,8 @@ ForkReason = Literal[
 ]
 EpisodeEnd = Literal["completed", "failed", "timed_out", "abandoned"]
 SamplingProfile = Literal["train", "as_asked"]
+OBSERVED = "observed"
+"""``error_code`` of a call that the real provider answered while we looked on: it has messages and no tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ def test_one_token_is_found_wherever_it_is_and_taken_off(
         ({"x-api-key": f"dgm_{OTHER}"}, f"/e/{TOKEN}/v1/messages", None),
         ({"x-api-key": f"dgm_{TOKEN}"}, "/v1/messages", "somebody"),
         ({"x-api-key": "dgm_rubbish"}, f"/e/{TOKEN}/v1/messages", None),
+        ({}, f"/e/{TOKEN}/e/{OTHER}/v1/messages", None),
     ],
 )
 def test_credentials_that_disagree_are_refused(headers: dict[str, str], path: str, proxy_user: str | None) -> None:

@@ -59,3 +59,28 @@ def test_none_is_saved() -> None:
     assert flow.request.headers["accept"] == "text/html"
     assert flow.request.headers["private-token"] == REDACTED
     assert "page=2" in flow.request.path
+
+
+def test_an_error_that_quotes_the_key_is_saved_without_it() -> None:
+    flow = flow_with({"authorization": "Bearer sk-theirs-123"})
+    assert flow.response is not None
+    flow.response.headers["content-encoding"] = "gzip"
+    flow.response.content = b"your key sk-theirs-123 is no good"
+    redact(flow)
+    assert flow.response.content == b"your key redacted is no good"
+    assert flow.response.headers["content-encoding"] == "gzip"
+
+
+@pytest.mark.parametrize(
+    ("path", "saved"),
+    [
+        (f"/e/{TOKEN}/v1/messages?beta=true", "/v1/messages?beta=true"),
+        (f"/e/{TOKEN}/e/{TOKEN}/v1/messages", "/v1/messages"),
+        (f"//e/{TOKEN}%00/v1", "/v1"),
+        ("/v1/e/x", "/v1/e/x"),
+    ],
+)
+def test_a_token_in_the_path_is_not_saved(path: str, saved: str) -> None:
+    flow = flow_with({}, path)
+    redact(flow)
+    assert flow.request.path == saved
