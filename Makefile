@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
 ARGS ?=
 
-.PHONY: help setup quickstart test lint e2e-first e2e-harnesses bench bench-drift clean
+.PHONY: help setup quickstart test lint e2e-first e2e-harnesses fuzz bench bench-drift clean
 
 help:
 	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
@@ -15,6 +15,7 @@ help:
 	@echo "                     DEFECTS=1: what each makes of broken replies; TURNS=1: longer runs and their traces;"
 	@echo "                     ONLY=codex: rows whose name begins so; RESUME=1: rows without a good outcome yet"
 	@echo "make bench-drift do later turns extend what was sampled, to the token? beside re-rendering"
+	@echo "make fuzz        COUNT=100000 wrong requests through the whole gateway, in one process; SEED=1"
 	@echo "make bench       all benchmarks"
 	@echo "make clean       remove what setup and the tests made in this folder (the cache folder stays)"
 
@@ -39,6 +40,9 @@ e2e-first: setup
 
 e2e-harnesses: setup
 	@.venv/bin/python -m scripts.e2e_harnesses $(if $(DEFECTS),--defects) $(if $(TURNS),--turns) $(if $(RESUME),--resume) $(ONLY:%=--only %)
+
+fuzz: setup
+	@.venv/bin/python -m bench.fuzz $(COUNT:%=--count %) $(SEED:%=--seed %)
 
 bench-drift: setup
 	@.venv/bin/python -m bench.drift

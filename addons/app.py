@@ -28,6 +28,7 @@ from dragoman.addons.classify import classify
 from dragoman.addons.errors import DragomanError, NotFound
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.generation import Generation, Sampled
+from dragoman.addons.hop import read_target
 from dragoman.addons.identity import Harness, new_id, read_credentials, read_harness
 from dragoman.addons.lineage import EpisodeLineage
 from dragoman.addons.messages import ChatRequest, ReplyEvent, ReplyFinished, Sampling, TextDelta
@@ -48,10 +49,11 @@ LARGE_BODY = 1024 * 1024
 
 async def handle(gateway: Gateway, request: Request) -> Response:
     """Every request that is not for the control API: route, identify, answer."""
-    provider = provider_for_path(request.url.path)
+    sent_path, sent_query = read_target(request.scope)
+    provider = provider_for_path(sent_path)
     try:
         hop = gateway.hop(request)
-        _, path, query = read_credentials({}, request.url.path, request.url.query, None)
+        _, path, query = read_credentials({}, sent_path, sent_query, None)
         found = find_provider(host=hop.host, method=request.method, path=path, query=query, headers=request.headers)
         if found is None:
             account = request.headers.get(ACCOUNT_HEADER)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, get_args
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -212,6 +212,8 @@ def routes(gateway: "Gateway") -> list[Route]:
                 status_code, answer = await handler(
                     read_json_object(raw) if raw else {}, hop, request.path_params.get("episode_id", "")
                 )
+            except ClientDisconnect:
+                return Response(status_code=499)
             except DragomanError as error:
                 return _error(error)
             except EpisodeNotFound as error:

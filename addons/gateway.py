@@ -11,7 +11,7 @@ from dragoman.addons.call import Call
 from dragoman.addons.engine import Engine
 from dragoman.addons.errors import DragomanError, Overloaded, Unauthorized
 from dragoman.addons.generation import Generation
-from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets
+from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets, read_target
 from dragoman.addons.identity import EpisodeCache, check_usable, hash_token, new_id, new_token, read_credentials
 from dragoman.addons.lineage import EpisodeLineage
 from dragoman.addons.providers.base import to_dragoman_error
@@ -112,8 +112,8 @@ class Gateway:
             if hop is None:
                 raise Unauthorized("this port is internal to the gateway; use the gateway's own address")
             return hop
-        credentials, _, _ = read_credentials(request.headers, request.url.path, request.url.query, None)
-        return Hop(credentials, None, f"{request.url.scheme}://{request.url.netloc}")
+        credentials, _, _ = read_credentials(request.headers, *read_target(request.scope), None)
+        return Hop(credentials, None, f"{request.scope['scheme']}://{request.headers.get('host', '')}")
 
     async def identify(self, hop: Hop, session_name: str | None) -> EpisodeInfo:
         """The open episode that a request belongs to.

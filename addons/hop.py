@@ -8,11 +8,22 @@ to the app's port by another road has no ticket and is refused.
 import secrets
 from dataclasses import dataclass, field
 
+from starlette.types import Scope
+
 from dragoman.addons.identity import Credentials
 
 TICKET_HEADER = "x-dragoman-ticket"
 INTERNAL_PREFIX = "x-dragoman-"
 """Inbound headers that start so are removed at the edge."""
+
+
+def read_target(scope: Scope) -> tuple[str, str]:
+    """Path (decoded) and query of a request, as they were sent.
+
+    Starlette's ``request.url`` puts them together with the Host header and takes that apart again: a model's name with
+    ``?`` or ``#`` in it ends the path there, a line break goes, and a Host that is none is an error.
+    """
+    return scope["path"], scope["query_string"].decode("latin-1")
 
 
 @dataclass(frozen=True, slots=True)

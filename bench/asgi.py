@@ -63,7 +63,7 @@ async def ask(app: ASGIApp, request: Request) -> Answer:
         "scheme": "http",
         "path": unquote(request.path),
         "raw_path": request.path.encode(),
-        "query_string": request.query.encode(),
+        "query_string": request.query.encode("latin-1", errors="replace"),
         "root_path": "",
         "headers": list(request.headers),
         "client": ("127.0.0.1", 40000),

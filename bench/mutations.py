@@ -347,4 +347,7 @@ def _headers(random: Random, dialect: Dialect, key: str, changes: list[str]) -> 
                 (b"", b"a", b"\xe9\xff", b"x" * 9000, b'{"request_kind":"compaction"}', b"Bearer", b"{")
             )
             changes.append(f"header {odd.decode()}")
+    if random.random() < 0.02:
+        headers[b"host"] = random.choice((b"", b"[", b"a b", b"a:b:c", b"\xff", b"a/b?c#d", b"x" * 3000))
+        changes.append(f"host {headers[b'host'][:20]!r}")
     return tuple(headers.items())

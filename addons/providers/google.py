@@ -72,6 +72,8 @@ from dragoman.addons.providers.google_schema import to_json_schema
 from dragoman.addons.sse import encode_event
 from dragoman.store.records import JsonObject, ProviderName
 
+_LIKELIEST = 1e-6
+"""For ``topP`` 0, which Google takes and vLLM does not: the likeliest token alone, as any number so small says."""
 _PATH = re.compile(r"/(?:v1|v1beta)/(models|tunedModels)(?:/(.+))?")
 _HOSTED_TOOLS = {
     *("googleSearch", "googleSearchRetrieval", "enterpriseWebSearch", "parallelAiSearch", "exaAiSearch"),
@@ -282,13 +284,14 @@ def _sampling(config: JsonObject) -> Sampling:
     if any(modality not in ("TEXT", "MODALITY_UNSPECIFIED") for modality in modalities):
         field = f"{at}responseModalities"
         raise Unsupported(f"{field}: the model gives text only, not {shown(modalities)}", field=field)
+    top_p = as_number(config.get("topP"), f"{at}topP", low=0, high=1)
     top_k = config.get("topK")
     if isinstance(top_k, float) and top_k.is_integer():  # the Python SDK sends 64.0
         top_k = int(top_k)
     stops = as_list(config.get("stopSequences", []), f"{at}stopSequences")
     return Sampling(
         temperature=as_number(config.get("temperature"), f"{at}temperature", low=0, high=2),
-        top_p=as_number(config.get("topP"), f"{at}topP", low=0, high=1),
+        top_p=_LIKELIEST if top_p == 0 else top_p,
         top_k=as_int(top_k, f"{at}topK", low=0),
         presence_penalty=as_number(config.get("presencePenalty"), f"{at}presencePenalty", low=-2, high=2),
         frequency_penalty=as_number(config.get("frequencyPenalty"), f"{at}frequencyPenalty", low=-2, high=2),

@@ -309,6 +309,43 @@ async def test_unknown_paths_are_404_in_the_dialects_shape(tmp_path: Path, engin
         assert "/v1/embeddings" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/embed%0Adings"), ("TRACE", "/v1/messages")])
+async def test_what_the_router_does_not_take_is_404_in_the_dialects_shape(
+    tmp_path: Path, engine: Scripted, method: str, path: str
+) -> None:
+    async with serve(tmp_path, engine.address) as served:
+        response = await served.http.request(method, path)
+        assert response.status_code == 404
+        assert response.json()["error"]["message"].startswith(method)
+
+
+async def test_a_model_name_may_hold_what_ends_a_path(tmp_path: Path, engine: Scripted) -> None:
+    async with serve(tmp_path, engine.address) as served:
+        body = {"contents": [{"role": "user", "parts": [{"text": "x"}]}]}
+        response = await served.http.post("/v1beta/models/a%3Fb%23c:generateContent", json=body)
+        assert response.status_code == 200, response.text
+        assert (await served.last_outcome()).model == "a?b#c"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/dragoman/status"])
+async def test_a_host_header_that_is_none_disturbs_nothing(tmp_path: Path, engine: Scripted, path: str) -> None:
+    async with serve(tmp_path, engine.address) as served:
+        method, key = ("POST", {}) if path == "/v1/messages" else ("GET", {"authorization": "Bearer dgo_test"})
+        for host in ("[", "a b", "a/b?c#d"):
+            response = await served.http.request(method, path, json=anthropic("x"), headers={"host": host, **key})
+            assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_what_the_model_cannot_be_shown_names_the_field(tmp_path: Path, engine: Scripted, path: str) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    async with serve(tmp_path, engine.address) as served:
+        body = anthropic("x") | {"messages": [{"role": "user", "content": [image]}]}
+        response = await served.http.post(path, json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == "messages: the model cannot see images"
+
+
 async def test_with_tickets_only_a_ticket_opens_the_port(tmp_path: Path, engine: Scripted) -> None:
     tickets = Tickets()
     async with serve(tmp_path, engine.address, tickets=tickets) as served:

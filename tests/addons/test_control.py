@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from bench import asgi
+from bench.mutations import Request
+from dragoman.addons.app import create_app
 from dragoman.addons.control import read_spec
 from dragoman.addons.errors import InvalidRequest
 from dragoman.store.artefacts import read_artefact
@@ -184,3 +187,11 @@ async def test_artefacts_and_what_the_calls_add_up_to(tmp_path: Path) -> None:
     assert (shown["name"], shown["size"], shown["omitted"]) == ("changes.diff", 2, 7)
     assert (episode["calls"], episode["prompt_tokens"], episode["completion_tokens"]) == ({}, 0, 0)
     assert (refused, "no name of an artefact" in answer["error"]["message"]) == (400, True)
+
+
+async def test_an_operator_that_leaves_is_no_error_of_ours(tmp_path: Path) -> None:
+    async with serve(tmp_path, NO_ENGINE) as served:
+        headers = tuple((name.encode(), value.encode()) for name, value in OPERATOR.items())
+        request = Request("control", "POST", "/dragoman/episodes", "", headers, b"{}", "sending", (), frozenset())
+        assert (await asgi.ask(create_app(served.gateway), request)).status == 499
+        assert served.gateway.unexpected == 0

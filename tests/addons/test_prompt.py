@@ -16,8 +16,9 @@ from dragoman.addons.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from dragoman.addons.prompt import make_prompt, seed_of
+from dragoman.addons.prompt import make_prompt, render_prompt, seed_of
 from dragoman.addons.tokens import TokenCodec
+from dragoman.store.records import ProviderName
 from tests.addons.talk import (
     END,
     OLD_REASONING_DROPPED,
@@ -152,6 +153,19 @@ def test_a_conversation_that_cannot_be_shown_is_refused_also_behind_a_reply() ->
     _, reply = talk.turn([user("hi")], f"Yes.{END}")
     with pytest.raises(Unsupported, match="cannot see images"):
         talk.ask([user("hi"), reply, Message("user", (ImagePart("image/png", "aGk="),))])
+
+
+@pytest.mark.parametrize(
+    ("provider", "field"),
+    [("anthropic", "messages"), ("openai_chat", "messages"), ("openai_responses", "input"), ("google", "contents")],
+)
+def test_what_cannot_be_shown_is_named_as_the_dialect_names_it(provider: ProviderName, field: str) -> None:
+    request = ChatRequest(provider, "m", (Message("user", (ImagePart("image/png", "aGk="),)),))
+    found = EpisodeLineage().find(request.messages, seed_of(None, None, None))
+    for refused in (lambda: make_prompt(tiny(), request, found, "template"), lambda: render_prompt(tiny(), request)):
+        with pytest.raises(Unsupported, match=f"^{field}: the model cannot see images$") as raised:
+            refused()
+        assert raised.value.field == field
 
 
 def test_a_plain_prompt_is_taken_as_it_is() -> None:

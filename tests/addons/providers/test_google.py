@@ -115,6 +115,12 @@ def test_model_comes_from_the_path_alone() -> None:
     assert parse({"model": "models/other"}).model == "m"
 
 
+def test_top_p_of_nothing_is_one_that_the_engine_takes() -> None:
+    (asked,) = {parse({"generationConfig": {"topP": zero}}).sampling.top_p for zero in (0, 0.0)}
+    assert asked is not None
+    assert 0 < asked < 1e-3
+
+
 def test_every_knob_in_either_spelling() -> None:
     sampling = Sampling(
         temperature=0.5,
