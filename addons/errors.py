@@ -1,7 +1,7 @@
 """Every error that a harness can be shown, and the HTTP status it carries.
 
 Rules of this module: one small hierarchy. An error says what was wrong and names it with ``repr``; the provider
-turns it into its own body in ``Provider.error_body``, and ``addons.app`` is the one place that does so.
+turns it into its own body in ``Provider.error_body``, and ``addons.respond`` is the one place that does so.
 """
 
 from typing import Literal

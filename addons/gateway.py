@@ -5,9 +5,10 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from dragoman.addons.call import Call
+from dragoman.addons.earlier import Kept, read_kept
 from dragoman.addons.engine import Engine
 from dragoman.addons.errors import DragomanError, Overloaded, Unauthorized
 from dragoman.addons.generation import Generation
@@ -105,7 +106,7 @@ class Gateway:
         with self.database.reading() as session:
             return episodes.find_by_token(session, digest)
 
-    def hop(self, request: Request) -> Hop:
+    def hop(self, request: HTTPConnection) -> Hop:
         """Who sent this. Raises ``Unauthorized`` for a request that did not come through the proxy's own door."""
         if self.tickets is not None:
             hop = self.tickets.redeem(request.headers.get(TICKET_HEADER))
@@ -170,9 +171,37 @@ class Gateway:
             del self.lineages[next(iter(self.lineages))]
         return lineage
 
+    async def catch_up(self, episode_id: str, lineage: EpisodeLineage) -> None:
+        """Add the calls of an episode that other gateways on the same store have answered to its ``lineage``.
+
+        Without a store nothing is added: what a call goes on from is then a fork, and no reason to refuse it.
+        """
+        try:
+            lineage.adopt(await asyncio.to_thread(self._restore, episode_id))
+        except StoreError as error:
+            log.warning("episode %s: the store cannot be asked for other gateways' calls: %s", episode_id, error)
+
     def _restore(self, episode_id: str) -> EpisodeLineage:
         with self.database.reading() as session:
             return restore(calls.read_calls(session, episode_id))
+
+    async def kept(self, episode_id: str, call_id: str) -> Kept | None:
+        """What the reply of a call of the episode stands for. Raises ``Overloaded`` without a store.
+
+        ``None``: there is no such call in the episode, or none of its kind.
+        """
+        try:
+            return await asyncio.to_thread(self._kept, episode_id, call_id)
+        except StoreError as error:
+            raise Overloaded(f"the store cannot be used: {error}") from error
+
+    def _kept(self, episode_id: str, call_id: str) -> Kept | None:
+        with self.database.reading() as session:
+            found = calls.read_call(session, call_id)
+            state = calls.read_state(session, call_id)
+            if found is None or state is None or found.arrival.episode_id != episode_id:
+                return None
+            return read_kept(found, calls.read_messages(session, call_id), state)
 
     def _close_open_calls(self, now: float) -> int:
         with self.database.session() as session:

@@ -19,7 +19,7 @@ from dragoman.addons.errors import DragomanError, EngineFailed
 from dragoman.addons.messages import Completion, ReplyEvent, ReplyFailed, ReplyFinished, Sampling
 from dragoman.addons.structured import Limits
 from dragoman.addons.tokens import ParsedReply, TextStream
-from dragoman.store.records import Logprobs, PolicySpan, TokenIds
+from dragoman.store.records import CallArrival, CallOutcome, Logprobs, PolicySpan, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,10 @@ class Generation:
     clients: int = 0
     delivered: bool = False
     """Whether a client has got the closing event."""
+    retries: list[CallArrival] = field(default_factory=list)
+    """Requests that came again and were given this one's events. Each is recorded with the end that this one has."""
+    outcome: CallOutcome | None = None
+    """How it ended, from the moment when its record is on its way; a retry that comes later is recorded at once."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _attached: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None

@@ -101,6 +101,12 @@ class EpisodeLineage:
         self.nodes[node.call_id] = node
         self._by_key[node.key].append(node)
 
+    def adopt(self, other: "EpisodeLineage") -> None:
+        """Calls of the same episode that ``other`` knows and this does not: another gateway answered them."""
+        for node in other.nodes.values():
+            if node.call_id not in self.nodes:
+                self.add(node)
+
     def find(self, messages: tuple[Message, ...], seed: bytes) -> Found:
         """Find the longest exact parent of a request, else what it forks from and why."""
         said = carried(messages)

@@ -127,6 +127,8 @@ class ResponsesDetails:
     """Names of the tools that came with input items."""
     warm_up: bool = False
     """``generate: false``: nothing is sampled, and a later request goes on from this one by its reply's id."""
+    stream_id: str | None = None
+    """The lane of a WebSocket that every event of the reply names."""
     compaction: Literal["item", "list"] | None = None
     """The reply is a summary in place of the conversation: as the one item of a response, or as the list that the
     ``/compact`` paths answer."""

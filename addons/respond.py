@@ -5,7 +5,7 @@ client that leaves is only detached. This is the one place where a ``DragomanErr
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import orjson
 from starlette.requests import Request
@@ -41,41 +41,49 @@ def error_response(provider: Provider, error: DragomanError, call_id: str | None
     return Response(body, provider.error_status(error), headers, media_type="application/json")
 
 
-async def streamed(gateway: Gateway, call: Call, generation: Generation) -> Response:
-    """Headers at once, then events as they come, with keep-alives. The caller has attached to ``generation``."""
+async def failed_at_once(generation: Generation) -> DragomanError | None:
+    """The error of an engine that refuses at its first sign, which is waited for; the caller is then detached."""
     events = await generation.next_events(0, FIRST_SIGN)
     if events and isinstance(events[0], ReplyFailed):
         generation.detach(delivered=True)
-        return error_response(call.provider, to_dragoman_error(events[0].error), call.id)
+        return to_dragoman_error(events[0].error)
+    return None
+
+
+async def told(gateway: Gateway, call: Call, generation: Generation) -> AsyncGenerator[bytes]:
+    """The events of a reply in the dialect's words, as they come, with keep-alives. At the end it detaches."""
     encoder = call.provider.encoder(call.request)
     started = ReplyStarted(call.id, call.request.model, call.created, prompt_tokens=len(call.prompt.ids))
+    seen = 0
+    delivered = False
+    try:
+        yield encoder.encode(started)
+        while True:
+            events = await generation.next_events(seen, gateway.settings.keep_alive)
+            seen += len(events)
+            data = b"".join(encoder.encode(event) for event in merge_deltas(events))
+            if data:
+                yield data
+            elif not events:
+                yield encoder.keep_alive()
+            if events and isinstance(events[-1], ReplyFinished | ReplyFailed):
+                delivered = True
+                return
+            await generation.wait_finished(gateway.settings.coalesce)
+    except Exception as error:
+        yield encoder.encode(ReplyFailed(gateway.shown(error)))
+        delivered = True
+    finally:
+        generation.detach(delivered=delivered)
 
-    async def body() -> AsyncIterator[bytes]:
-        seen = 0
-        delivered = False
-        try:
-            yield encoder.encode(started)
-            while True:
-                events = await generation.next_events(seen, gateway.settings.keep_alive)
-                seen += len(events)
-                data = b"".join(encoder.encode(event) for event in merge_deltas(events))
-                if data:
-                    yield data
-                elif not events:
-                    yield encoder.keep_alive()
-                if events and isinstance(events[-1], ReplyFinished | ReplyFailed):
-                    delivered = True
-                    return
-                await generation.wait_finished(gateway.settings.coalesce)
-        except Exception as error:
-            yield encoder.encode(ReplyFailed(gateway.shown(error)))
-            delivered = True
-        finally:
-            generation.detach(delivered=delivered)
 
+async def streamed(gateway: Gateway, call: Call, generation: Generation) -> Response:
+    """Headers at once, then events as they come. The caller has attached to ``generation``."""
+    if error := await failed_at_once(generation):
+        return error_response(call.provider, error, call.id)
     media_type = "text/event-stream" if call.request.stream_form == "sse" else "application/json"
     headers = {"cache-control": "no-cache", **request_id(call.provider, call.id)}
-    return StreamingResponse(body(), media_type=media_type, headers=headers)
+    return StreamingResponse(told(gateway, call, generation), media_type=media_type, headers=headers)
 
 
 async def whole(gateway: Gateway, request: Request, call: Call, generation: Generation) -> Response:

@@ -34,4 +34,8 @@ class Settings:
     grace: float = 30.0
     """Seconds that generation goes on after its client has left."""
     request_limit: int = 64 * 1024 * 1024
-    """Largest request body in bytes, after decompression."""
+    """Largest request body in bytes, after decompression; and largest message of a WebSocket."""
+    websockets: bool = True
+    """Whether WebSockets are taken. If not they are answered 426, on which Codex takes HTTP."""
+    socket_idle: float = 3600.0
+    """Seconds without a message after which a WebSocket is closed."""

@@ -77,9 +77,9 @@ _SPELT_OUT = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
-SOCKET = "socket"
-"""The ``variant`` of a route whose request came over a WebSocket."""
-_COMPACT = "compact"
+_SOCKET, _COMPACT = "socket", "compact"
+ON_SOCKET = Route("generate", variant=_SOCKET)
+"""The route of a request that came over a WebSocket."""
 _NO_DETAILS = ResponsesDetails()
 
 
@@ -120,7 +120,7 @@ class OpenAIResponses:
         compacts = messages[-1:] == (SUMMARISE,)
         if route.variant == _COMPACT and not compacts:
             messages = (*messages, SUMMARISE)
-        socket = route.variant == SOCKET
+        socket = route.variant == _SOCKET
         return ChatRequest(
             provider=self.name,
             model=as_name(body.get("model"), "model"),
@@ -141,6 +141,7 @@ class OpenAIResponses:
                 instructions=bool(body.get("instructions")),
                 input_tools=tuple(tool.name for tool in tools if tool.name in input_tools),
                 warm_up=socket and not as_flag(body.get("generate"), "generate", default=True),
+                stream_id=as_name(body["stream_id"], "stream_id") if socket and body.get("stream_id") else None,
                 compaction="list" if route.variant == _COMPACT else "item" if compacts else None,
             ),
         )
@@ -191,6 +192,23 @@ class OpenAIResponses:
 
 
 OPENAI_RESPONSES = OpenAIResponses()
+
+
+def socket_error(error: DragomanError, call_id: str | None, stream_id: str | None) -> bytes:
+    """The message for a request on a socket that is refused before its reply begins, as one line.
+
+    Codex reads the status and the ``headers`` at the top; the SDK has the headers under ``error``.
+    """
+    headers = {} if call_id is None else {REQUEST_ID_HEADER: f"req_{call_id}"}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    fields = {**_error(error), "headers": headers}
+    event = {"type": "error", "status": error_status(error), "error": fields, "headers": headers, **_lane(stream_id)}
+    return orjson.dumps(event) + b"\n"
+
+
+def _lane(stream_id: str | None) -> JsonObject:
+    return {} if stream_id is None else {"stream_id": stream_id}
 
 
 def _error(error: DragomanError) -> JsonObject:
@@ -323,6 +341,7 @@ class _Encoder:
         self._index = 0  # of the item that is open, or else of the next
         self._open: type[ReasoningPart] | type[TextPart] | None = None
         self._text: list[str] = []  # of the item that is open
+        self._stream_id = _details(request).stream_id
         self._whole = _details(request).compaction is not None  # whether the text is told at the end only
 
     def encode(self, event: ReplyEvent) -> bytes:
@@ -354,7 +373,7 @@ class _Encoder:
         return self._started
 
     def _event(self, kind: str, **fields: object) -> bytes:
-        data = {"type": kind, "sequence_number": self._sequence, **fields}
+        data = {"type": kind, "sequence_number": self._sequence, **_lane(self._stream_id), **fields}
         self._sequence += 1
         return orjson.dumps(data) + b"\n" if self._request.stream_form == "messages" else encode_event(data, kind)
 

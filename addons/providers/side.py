@@ -13,7 +13,7 @@ ACCOUNT_HEADER = "chatgpt-account-id"
 
 _NOT_FOUND = b'{"type":"error","error":{"type":"not_found_error","message":"Not found"}}'
 _CLAUDE = (None, "api.anthropic.com")
-_CODEX = ("chatgpt.com",)
+_CODEX = (None, "chatgpt.com")
 
 
 @dataclass(frozen=True, slots=True)

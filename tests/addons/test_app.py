@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
-from dragoman.addons import app, control, respond
+from dragoman.addons import answer, control, respond
 from dragoman.addons.app import create_app
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets
@@ -70,7 +70,9 @@ async def serve(
     )
     gateway = Gateway(replace(values, **settings), tickets)
     await gateway.start()
-    server = uvicorn.Server(uvicorn.Config(create_app(gateway), port=0, lifespan="off", log_level="warning"))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(gateway), port=0, lifespan="off", log_level="warning", ws="wsproto")
+    )
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
@@ -397,7 +399,7 @@ async def test_a_bug_before_the_reply_is_the_providers_500_counted_and_recorded(
 ) -> None:
     body = anthropic("x") | {"contents": [{"role": "user", "parts": [{"text": "x"}]}]}
     async with serve(tmp_path, engine.address) as served:
-        monkeypatch.setattr(app, place, buggy)
+        monkeypatch.setattr(answer, place, buggy)
         response = await served.http.post(path, json=body)
         assert response.status_code == 500
         assert "gateway failed" in response.json()["error"]["message"]
@@ -435,7 +437,7 @@ async def test_a_bug_while_sampling_is_counted(
     tmp_path: Path, engine: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(tmp_path, engine.address) as served:
-        monkeypatch.setattr(app, "build_reply", buggy)
+        monkeypatch.setattr(answer, "build_reply", buggy)
         assert (await served.http.post("/v1/messages", json=anthropic("x"))).status_code == 500
         assert (await served.last_outcome()).status == "failed"
         assert served.gateway.unexpected == 1

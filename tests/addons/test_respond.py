@@ -304,30 +304,6 @@ async def test_a_reply_that_was_cut_is_complete_to_codex_and_incomplete_to_the_s
         assert (await served.last_outcome()).finish_reason == "length"
 
 
-WEBSOCKET = {
-    "connection": "Upgrade",
-    "upgrade": "websocket",
-    "sec-websocket-version": "13",
-    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [("/v1/responses", 426), ("/backend-api/codex/responses", 426), ("/e/{token}/v1/responses", 426), ("/v1/x", 404)],
-)
-async def test_a_websocket_is_refused_so_that_codex_takes_http_at_once(
-    tmp_path: Path, engine: Scripted, path: str, status: int
-) -> None:
-    async with serve(tmp_path, engine.address) as served:
-        path = path.format(token=served.http.headers["x-api-key"].removeprefix("dgm_"))
-        response = await served.http.get(path, headers=WEBSOCKET)
-        assert response.status_code == status
-        assert served.outcomes() == []
-        plain = await served.http.get(path)
-        assert plain.status_code == 404
-
-
 def test_the_table_has_every_dialect() -> None:
     from dragoman.addons.providers import PROVIDERS, find_provider
 

@@ -42,12 +42,11 @@ from dragoman.addons.messages import (
 )
 from dragoman.addons.providers.base import Route, issue_signature
 from dragoman.addons.providers.openai_items import OPAQUE_SUMMARY, SUMMARISE, issue_summary, read_summary
-from dragoman.addons.providers.openai_responses import OPENAI_RESPONSES, SOCKET
+from dragoman.addons.providers.openai_responses import ON_SOCKET, OPENAI_RESPONSES
 from dragoman.addons.sse import SseSplitter
 
 GENERATE = Route("generate")
 COMPACT = Route("generate", variant="compact")
-ON_A_SOCKET = Route("generate", variant=SOCKET)
 CALL_ID = "0123456789abcdefghij"
 CASES = Path(__file__).parent / "cases" / "openai_responses"
 TOOL = {"type": "function", "name": "bash"}
@@ -287,7 +286,7 @@ def test_a_request_may_say_nothing_new() -> None:
 
 def test_a_warm_up_may_be_empty_and_exists_on_sockets_only() -> None:
     value = {"type": "response.create", "model": "m", "input": [], "generate": False}
-    chat = OPENAI_RESPONSES.parse_request(value, ON_A_SOCKET)
+    chat = OPENAI_RESPONSES.parse_request(value, ON_SOCKET)
     assert chat.messages == ()
     assert chat.responses is not None
     assert chat.responses.warm_up
@@ -341,7 +340,7 @@ def test_the_compact_paths_answer_a_list() -> None:
 def test_on_a_socket_every_event_is_one_line_of_the_same_words() -> None:
     value = body(tools=[TOOL], stream=True)
     events: list[ReplyEvent] = [TextDelta("a\nb"), ReplyFinished(reply(TextPart("a\nb")))]
-    encoder = OPENAI_RESPONSES.encoder(OPENAI_RESPONSES.parse_request(value, ON_A_SOCKET))
+    encoder = OPENAI_RESPONSES.encoder(OPENAI_RESPONSES.parse_request(value, ON_SOCKET))
     start = ReplyStarted(CALL_ID, "m", 1, 3)
     lines = b"".join([encoder.encode(start), encoder.keep_alive(), *map(encoder.encode, events)]).splitlines()
     sse = OPENAI_RESPONSES.encoder(parse(value))

@@ -54,7 +54,7 @@ def test_known(host: str | None, method: str, path: str, status: int) -> None:
         ("evil-rum.aliyuncs.com", "POST", "/"),
         ("play.googleapis.com", "GET", "/other"),
         (None, "GET", "/log"),
-        (None, "GET", "/backend-api/codex/models"),
+        (None, "GET", "/backend-api/codex/models2"),
         ("chatgpt.com", "POST", "/backend-api/codex/responses"),
     ],
 )
