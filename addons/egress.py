@@ -1,4 +1,5 @@
-"""Which hosts may be reached from here, beside the engine: by default none. Pure, but for the resolver passed in.
+"""Which hosts may be reached from here, beside the engine (by default none), and where observed calls go. Pure, but for
+the resolver passed in.
 
 Rules of this module: a host is allowed by its name, exactly as the harness asked for it. What a name resolves to is
 looked at as well: nothing that is not a provider may lead back to this machine or to what lives on the link, where the
@@ -7,6 +8,7 @@ engine, the control API and a cloud's credentials are.
 
 import ipaddress
 import socket
+import urllib.parse
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -80,3 +82,26 @@ def is_internal(address: str) -> bool:
     if isinstance(ip, ipaddress.IPv6Address) and (mapped := ip.ipv4_mapped or ip.sixtofour) is not None:
         ip = mapped
     return ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Where observed traffic goes instead of the provider's own host."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
+
+
+def read_upstream(text: str) -> Upstream | None:
+    """``provider``: each provider's own host (``None``); else an address. Raises ``ValueError``."""
+    if text == "provider":
+        return None
+    url = urllib.parse.urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/") or url.query:
+        raise ValueError(f"must be 'provider' or an address as https://host:port, not {text!r}")
+    return Upstream(url.scheme, url.hostname, url.port or (443 if url.scheme == "https" else 80))

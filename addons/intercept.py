@@ -26,7 +26,7 @@ from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 from dragoman import home
 from dragoman.addons.app import create_app
 from dragoman.addons.diversion import Diversions
-from dragoman.addons.egress import Egress, read_egress
+from dragoman.addons.egress import Egress, Upstream, read_egress, read_upstream
 from dragoman.addons.errors import DragomanError
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.hop import INTERNAL_PREFIX, Hop, Tickets
@@ -36,7 +36,7 @@ from dragoman.addons.identity import (
     read_credentials,
     read_proxy_user,
 )
-from dragoman.addons.observer import NO_SOCKETS, Observer, Upstream, read_upstream
+from dragoman.addons.observer import NO_SOCKETS, Observer
 from dragoman.addons.providers import provider_for_host
 from dragoman.addons.providers.side import find_side_answer
 from dragoman.addons.redact import join_target, redact, split_target, take_ours

@@ -5,7 +5,6 @@ cannot be understood is recorded all the same, with the reason. Provider keys ar
 """
 
 import time
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +15,7 @@ from dragoman.addons.blobs import message_blob, reply_blob, tools_blob
 from dragoman.addons.bodies import read_json_object
 from dragoman.addons.call import sampling_json
 from dragoman.addons.classify import classify
+from dragoman.addons.egress import Upstream
 from dragoman.addons.errors import DragomanError, NotFound, Unauthorized, Unsupported
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.hop import Hop
@@ -30,19 +30,6 @@ from dragoman.store.records import OBSERVED, CallArrival, CallOutcome
 NO_SOCKETS = "no WebSockets while the gateway looks on; use HTTP"
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """Where observed traffic goes instead of the provider's own host."""
-
-    scheme: str
-    host: str
-    port: int
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self.host, self.port
-
-
 @dataclass(slots=True)
 class _Watched:
     arrival: CallArrival
@@ -51,16 +38,6 @@ class _Watched:
     request: ChatRequest | DragomanError
     """The error: why the request could not be understood. The provider may well take it."""
     chunks: list[bytes] = field(default_factory=list)
-
-
-def read_upstream(text: str) -> Upstream | None:
-    """``provider``: each provider's own host (``None``); else an address. Raises ``ValueError``."""
-    if text == "provider":
-        return None
-    url = urllib.parse.urlsplit(text)
-    if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/") or url.query:
-        raise ValueError(f"must be 'provider' or an address as https://host:port, not {text!r}")
-    return Upstream(url.scheme, url.hostname, url.port or (443 if url.scheme == "https" else 80))
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.addons.egress import Egress, is_internal, read_egress
+from dragoman.addons.egress import Egress, Upstream, is_internal, read_egress, read_upstream
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,15 @@ async def test_only_a_host_that_was_allowed_with_its_port_may_be_here() -> None:
     for policy in ("allow localhost", "pass", "allow localhost:9001"):
         with pytest.raises(OSError, match="this machine"):
             await read_egress(policy).resolve("localhost", 9000, here)
+
+
+@pytest.mark.parametrize("text", ["", "yes", "api.anthropic.com", "ftp://a", "https://a/v1", "https://"])
+def test_an_address_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="provider"):
+        read_upstream(text)
+
+
+def test_addresses() -> None:
+    assert read_upstream("provider") is None
+    assert read_upstream("https://gate.example") == Upstream("https", "gate.example", 443)
+    assert read_upstream("http://gate.example:81/") == Upstream("http", "gate.example", 81)

@@ -17,7 +17,6 @@ from mitmproxy.io import FlowReader
 
 from dragoman.addons.blobs import read_message
 from dragoman.addons.messages import TextPart, ToolCallPart
-from dragoman.addons.observer import Upstream, read_upstream
 from dragoman.store.database import Database
 from dragoman.store.ledger import audit
 from dragoman.store.records import CallInfo
@@ -206,15 +205,3 @@ def test_no_key_is_written_anywhere(gateway: RunningGateway) -> None:
     with (folder / "saved.flow").open("rb") as file:
         flows = [flow for flow in FlowReader(file).stream() if isinstance(flow, HTTPFlow)]
     assert any(flow.response is not None and b"tool_use" in (flow.response.content or b"") for flow in flows)
-
-
-@pytest.mark.parametrize("text", ["", "yes", "api.anthropic.com", "ftp://a", "https://a/v1", "https://"])
-def test_an_address_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="provider"):
-        read_upstream(text)
-
-
-def test_addresses() -> None:
-    assert read_upstream("provider") is None
-    assert read_upstream("https://gate.example") == Upstream("https", "gate.example", 443)
-    assert read_upstream("http://gate.example:81/") == Upstream("http", "gate.example", 81)

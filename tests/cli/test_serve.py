@@ -30,6 +30,7 @@ def options(**changes: Any) -> ServeOptions:
         "max_reply_tokens": 4096,
         "open_mode": False,
         "egress": "block",
+        "observe": None,
         "fsync": False,
         "flows": None,
         "verbose": False,
@@ -89,6 +90,7 @@ def test_arguments_for_everything() -> None:
         model="/m",
         open_mode=True,
         egress="allow a.b c.d",
+        observe="https://gate.example",
         fsync=True,
         flows=Path("f.flows"),
         verbose=True,
@@ -100,6 +102,7 @@ def test_arguments_for_everything() -> None:
     assert said["dragoman_model"] == "/m"
     assert said["dragoman_open"] == said["dragoman_fsync"] == "true"
     assert said["dragoman_egress"] == "allow a.b c.d"
+    assert said["dragoman_observe"] == "https://gate.example"
     assert arguments[arguments.index("-w") + 1] == "f.flows"
     assert arguments[-2:] == ["--set", "stream_large_bodies=1m"]
 
@@ -113,7 +116,9 @@ def test_open_mode_beyond_loopback_is_refused(run: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--egress", "some"], "--egress must be `block`, `pass` or 'allow HOST…', not 'some'"),
+        (["--egress", "some"], "--egress must be block, pass or 'allow HOST…', not 'some'"),
+        (["--egress", "allow"], "'allow' needs host names behind it"),
+        (["--observe", "anthropic"], "--observe must be 'provider' or an address"),
         (["--store", "mysql://h/d"], "only sqlite and postgresql"),
         (["--listen", "host.invalid:8099"], "cannot listen on host.invalid port 8099"),
     ],

@@ -24,6 +24,7 @@ class ServeOptions:
     max_reply_tokens: int
     open_mode: bool
     egress: str
+    observe: str | None
     fsync: bool
     flows: Path | None
     verbose: bool
@@ -50,6 +51,13 @@ def serve(
     egress: Annotated[
         str, typer.Option(help="Hosts that are no provider: `block`, `pass`, or 'allow HOST HOST…'.")
     ] = "block",
+    observe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="provider|URL",
+            help="Only look on: pass calls to the real provider, or to this address, and record what was said.",
+        ),
+    ] = None,
     fsync: Annotated[bool, typer.Option("--fsync", help="Survive power loss too, not only a killed process.")] = False,
     flows: Annotated[
         Path | None, typer.Option(help="Save what harnesses said and heard to this file, for `mitmdump -C`.")
@@ -76,6 +84,7 @@ def serve(
         max_reply_tokens=max_reply_tokens,
         open_mode=open_mode,
         egress=egress,
+        observe=observe,
         fsync=fsync,
         flows=flows,
         verbose=verbose,
@@ -113,9 +122,16 @@ def mitmdump_arguments(options: ServeOptions) -> list[str]:
     """The command line for mitmdump. Raises ``Failure`` for a policy that is none, and when credentials would not be
     asked for beyond loopback."""
     import dragoman.addons
+    from dragoman.addons.egress import read_egress, read_upstream
 
-    if options.egress.partition(" ")[0] not in ("block", "pass", "allow"):
-        raise Failure(f"--egress must be `block`, `pass` or 'allow HOST…', not {options.egress!r}")
+    try:
+        read_egress(options.egress)
+    except ValueError as error:
+        raise Failure(f"--egress {error}") from error
+    try:
+        read_upstream(options.observe or "provider")
+    except ValueError as error:
+        raise Failure(f"--observe {error}") from error
     if options.open_mode and not is_loopback(options.host):
         raise Failure(f"--open asks for no credentials, so it listens on loopback only, not on {options.host}")
     script = Path(dragoman.addons.__file__).parent / "intercept.py"
@@ -127,6 +143,7 @@ def mitmdump_arguments(options: ServeOptions) -> list[str]:
         "dragoman_max_reply_tokens": str(options.max_reply_tokens),
         "dragoman_open": "true" if options.open_mode else None,
         "dragoman_egress": options.egress,
+        "dragoman_observe": options.observe,
         "dragoman_fsync": "true" if options.fsync else None,
         # One line per request only when asked for; warnings always.
         "flow_detail": "1" if options.verbose else "0",
@@ -149,7 +166,7 @@ def greeting(options: ServeOptions) -> list[str]:
     address = f"http://{host}:{options.port}"
     lines = [
         f"gateway   {address}  (HTTPS proxy and base URL on one port; Ctrl-C stops it)",
-        f"engine    {options.engine}",
+        f"engine    {options.engine}" if options.observe is None else f"observes  calls go to {options.observe}",
         f"store     {options.store or default_store_url()}",
         f"CA        {state_folder() / 'certs' / 'mitmproxy-ca-cert.pem'}",
     ]
