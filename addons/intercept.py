@@ -101,13 +101,14 @@ class Intercept:
         add("dragoman_fsync", bool, False, "Survive power loss too, at the price of one fsync a commit.")
         add("dragoman_websockets", bool, True, "Take WebSockets (Codex); if not, answer 426 and it takes HTTP.")
         add("dragoman_replay_token", str, "", "Episode token for flows replayed with -C (credentials are not saved).")
+        # Before mitmproxy is told of the folder: it would make an authority of its own there.
+        ensure_authority(home.state_folder() / "certs")
         # The harness speaks to us; mitmproxy must never dial the real provider by itself.
         ctx.options.update(confdir=str(home.state_folder() / "certs"), connection_strategy="lazy", upstream_cert=False)
         # What is neither HTTP nor WebSocket would pass every check below.
         ctx.options.update(rawtcp=False)
         if ctx.options.body_size_limit is None:
             ctx.options.update(body_size_limit=BODY_LIMIT)
-        ensure_authority(home.state_folder() / "certs")
 
     def configure(self, updated: set[str]) -> None:
         if "dragoman_egress" in updated:
