@@ -9,6 +9,7 @@ import pytest
 
 from dragoman.addons.identity import new_token
 from dragoman.store.calls import full_prompt, read_calls, read_messages
+from dragoman.store.ledger import audit
 from dragoman.store.records import CallInfo, EpisodeSpec
 from tests.addons.test_app import Served, anthropic, serve
 from tests.scripted import Scripted, scripted_engine
@@ -208,6 +209,35 @@ async def test_a_retry_gets_the_same_generation_from_its_first_event(tmp_path: P
         assert (first.outcome.status, second.outcome.status) == ("answered", "answered")
         assert second.outcome.retry_of == first.arrival.id
         assert second.outcome.completion_ids is None
+
+
+async def test_a_retry_whose_client_leaves_too_is_aborted_as_the_first_is(tmp_path: Path, engine: Scripted) -> None:
+    async with serve(tmp_path, engine.address, grace=0.2) as served:
+        body = anthropic("HOLD", stream=True)
+        await until_first_delta(served, body)
+        (running,) = served.gateway.running.values()
+        while running.generation.clients:
+            await asyncio.sleep(0.01)
+        await until_first_delta(served, body)
+        while served.gateway.running:
+            await asyncio.sleep(0.01)
+        first, second = (call.outcome for call in stored(served))
+        assert first
+        assert second
+        assert (first.retry_of, second.retry_of) == (None, first.id)
+        for outcome in (first, second):
+            assert (outcome.status, outcome.error_code, outcome.http_status) == ("aborted", "client_left", 499)
+        assert audit(stored(served)).problems == ()
+
+
+async def test_what_another_gateway_on_the_store_answered_is_continued(tmp_path: Path, engine: Scripted) -> None:
+    said: list[Any] = [{"role": "user", "content": "start TEXT"}]
+    async with serve(tmp_path, engine.address) as one, serve(tmp_path, engine.address) as other:
+        other.http.headers["x-api-key"] = one.http.headers["x-api-key"]
+        for number, served in enumerate((one, other, one, other, other, one)):
+            reply = await turn(served, said)
+            said += [echo(reply), {"role": "user", "content": f"and {number}, TEXT?"}]
+        assert_exact(one, engine, 1)
 
 
 async def test_an_identical_request_of_a_client_that_is_still_there_is_another_sample(

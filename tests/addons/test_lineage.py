@@ -221,6 +221,19 @@ def test_codex_splits_a_reply_into_two_messages() -> None:
     assert episode.lineage.find(said, SEED).parent is first
 
 
+def test_calls_that_another_gateway_answered_can_be_adopted() -> None:
+    mine, theirs = Episode(), Episode()
+    first = mine.answer([user("hi")], TextPart("Hello."))
+    theirs.answer([user("hi")], TextPart("Hello."))
+    second = theirs.answer([user("hi"), says(*first.reply), user("on")], TextPart("Sure."))
+    said = (user("hi"), says(*first.reply), user("on"), says(*second.reply), user("more"))
+    assert mine.lineage.find(said, SEED).fork_reason == "unknown_parent"
+    mine.lineage.adopt(theirs.lineage)
+    found = mine.lineage.find(said, SEED)
+    assert (found.parent, found.fork_reason) == (second, None)
+    assert mine.lineage.nodes[first.call_id] is first, "what is known stays"
+
+
 def test_nothing_resolves_outside_its_episode() -> None:
     Episode().answer([user("hi")], tool_call(0))
     found = Episode().lineage.find((user("hi"), says(tool_call(0)), result(0)), SEED)

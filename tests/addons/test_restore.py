@@ -143,10 +143,12 @@ def test_any_episode_gives_back_what_was_asked_and_sampled_and_balances(store: D
             answered[call.id] = call, sampled
         elif answered:
             original, _ = data.draw(st.sampled_from(list(answered.values())))
+            outcome = next(row.outcome for row in talk.rows if row.arrival.id == original.id)
+            assert outcome is not None
             talk.asked += 1
             now = float(talk.asked)
             arrival = replace(original.arrival, id=f"{talk.asked:020d}", arrived_at=now)
-            talk.rows.append(CallInfo(arrival, retried(arrival, original, now)))
+            talk.rows.append(CallInfo(arrival, retried(arrival, outcome, now)))
     stored(store, talk)
     with store.reading() as session:
         calls = read_calls(session, talk.episode_id)
