@@ -1,20 +1,22 @@
 """The calls that a proxy saw, held against the calls that are stored. Pure.
 
 A saved flow says nothing of the store, so each can find the other wrong. They meet at the call id that a reply carries:
-in every whole and streamed reply, and in Anthropic's errors. The errors of the other dialects carry none, and a client
-may leave before a reply has begun: such flows are matched with what is left by path and status.
+in every whole and streamed reply, in Anthropic's errors, and in those on a WebSocket. Other errors carry none, and a
+client may leave before a reply has begun: such flows are matched with what is left by path and status.
 """
 
+import json
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dragoman.store.call_facts import CallFacts
 
 # The quotes are bare: inside a string of the reply they would follow a backslash, so no text that was sampled matches.
 _REPLY_ID = re.compile(
-    rb'"(?:id"\s*:\s*"(?:msg|chatcmpl|cmpl|resp)[-_]|request_id"\s*:\s*"req_|responseId"\s*:\s*")([a-z0-9]{20})[_"]'
+    rb'"(?:id"\s*:\s*"(?:msg|chatcmpl|cmpl|resp)[-_]|(?:request_id|x-request-id)"\s*:\s*"req_|responseId"\s*:\s*")'
+    rb'([a-z0-9]{20})[_"]'
 )
 NO_CALL = frozenset({401, 403, 404, 407})
 """Statuses of requests that never became calls: their credentials or paths were wrong."""
@@ -32,6 +34,46 @@ class FlowCall:
     """``None``: the client left before the reply began."""
     call_id: str | None
     """The id in the reply; ``None``: it names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketMessage:
+    """A message of a WebSocket, as a proxy saw it."""
+
+    from_client: bool
+    at: float
+    """Unix seconds."""
+    content: bytes
+
+
+def socket_calls(path: str, messages: Iterable[SocketMessage]) -> Iterator[FlowCall]:
+    """The calls that went over one WebSocket of the Responses API and were answered.
+
+    Requests are answered one after another: the next one's answer begins with the first event of another call, or is an
+    ``error``. What is not answered when the socket closes may only have waited, and then was no call: it is left out.
+    """
+    waiting: deque[tuple[float, bool]] = deque()  # when each came, and whether it asks for a reply
+    last: str | None = None
+    for message in messages:
+        kind, status = _read(message.content)
+        if message.from_client:
+            waiting.append((message.at, kind in ("response.create", None)))
+            continue
+        call_id = find_call_id(message.content)
+        if kind == "error" or call_id not in (None, last):
+            at, asks = waiting.popleft() if waiting else (message.at, True)
+            if asks:
+                yield FlowCall(path, at, status if kind == "error" else 200, call_id)
+            last = call_id or last
+
+
+def _read(content: bytes) -> tuple[str | None, int | None]:
+    """Type and status of a message; ``None``: it names none, or is no JSON object."""
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None, None
+    return (value.get("type"), value.get("status")) if isinstance(value, dict) else (None, None)
 
 
 def find_call_id(reply: bytes) -> str | None:

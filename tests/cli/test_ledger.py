@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from mitmproxy import connection, http
+from mitmproxy import connection, http, websocket
 from mitmproxy.io import FlowReader, FlowWriter
+from wsproto.frame_protocol import Opcode
 
 from dragoman.cli.ledger import read_flows
 from dragoman.store.flow_calls import FlowCall
@@ -183,6 +184,19 @@ def test_read_flows_keeps_generation_requests_that_came_whole(tmp_path: Path) ->
         FlowCall("/v1/chat/completions", 0.0, 503, None),
         FlowCall("/api/v1/chat/completions", 0.0, 200, SIDE),
     ]
+
+
+def test_read_flows_takes_the_calls_of_a_socket(tmp_path: Path) -> None:
+    flow = saved("/v1/responses", b"", 101, origin="http://127.0.0.1:8080", at=4.0)
+    flow.request.method = "GET"
+    flow.websocket = websocket.WebSocketData(
+        messages=[
+            websocket.WebSocketMessage(Opcode.TEXT, True, b'{"type":"response.create","input":[]}', 5.0),
+            websocket.WebSocketMessage(Opcode.TEXT, False, b'{"response":{"id":"resp_' + SIDE.encode() + b'"}}', 6.0),
+        ]
+    )
+
+    assert list(read_flows(write_flows(tmp_path / "x.flows", flow))) == [FlowCall("/v1/responses", 5.0, 200, SIDE)]
 
 
 @pytest.mark.parametrize("which", ["abcd", "--all"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dragoman.store.call_facts import CallFacts
-from dragoman.store.flow_calls import FlowCall, compare_with_flows, find_call_id
+from dragoman.store.flow_calls import FlowCall, SocketMessage, compare_with_flows, find_call_id, socket_calls
 
 ID = "abcdefghij0123456789"
 OTHER = "zzzzzzzzzzzzzzzzzzz0"
@@ -100,3 +100,52 @@ def test_a_flow_that_could_be_any_call_takes_none_that_another_flow_needs() -> N
 def test_requests_that_never_became_calls() -> None:
     assert compare_with_flows([], [flow(None, status) for status in (401, 403, 404, 407)]) == ()
     assert compare_with_flows([call("x", "refused", 404)], [flow(None, 404)]) == ()
+
+
+# -- WebSockets ------------------------------------------------------------------------------------------------------
+
+
+def asks(at: float, text: str = '{"type": "response.create", "input": []}') -> SocketMessage:
+    return SocketMessage(True, at, text.encode())
+
+
+def says(text: str) -> SocketMessage:
+    return SocketMessage(False, 99.0, text.encode())
+
+
+def replies(call_id: str) -> list[SocketMessage]:
+    """Begun, an item, and ended."""
+    events = [f'{{"type":"response.{kind}","response":{{"id":"resp_{call_id}"}}}}' for kind in ("created", "completed")]
+    item = f'{{"type":"response.output_item.added","item":{{"id":"msg_{call_id}_0"}}}}'
+    return [says(events[0]), says(item), says(events[1])]
+
+
+def test_the_calls_of_a_socket_are_its_requests_in_order() -> None:
+    messages = [asks(1.0), *replies(ID), asks(2.0), asks(3.0), *replies(OTHER), says('{"type":"error","status":400}')]
+
+    assert list(socket_calls("/v1/responses", messages)) == [
+        FlowCall("/v1/responses", 1.0, 200, ID),
+        FlowCall("/v1/responses", 2.0, 200, OTHER),
+        FlowCall("/v1/responses", 3.0, 400, None),
+    ]
+
+
+def test_a_refusal_on_a_socket_may_name_its_call() -> None:
+    refusal = says(f'{{"type":"error","status":400,"error":{{}},"headers":{{"x-request-id":"req_{ID}"}}}}')
+
+    assert list(socket_calls("/p", [asks(1.0, "{no json"), refusal, asks(2.0), *replies(OTHER)])) == [
+        FlowCall("/p", 1.0, 400, ID),
+        FlowCall("/p", 2.0, 200, OTHER),
+    ]
+
+
+def test_what_is_no_request_on_a_socket_is_no_call() -> None:
+    steer = asks(1.0, '{"type": "response.steer"}')
+
+    assert list(socket_calls("/p", [steer, says('{"type":"error","status":400}'), asks(2.0), *replies(ID)])) == [
+        FlowCall("/p", 2.0, 200, ID)
+    ]
+
+
+def test_what_a_socket_never_answered_is_left_out() -> None:
+    assert list(socket_calls("/p", [asks(1.0), *replies(ID), asks(2.0), asks(3.0)])) == [FlowCall("/p", 1.0, 200, ID)]

@@ -154,7 +154,7 @@ def read_flows(file: Path) -> "Iterator[FlowCall]":
     except ImportError as error:
         raise Failure("--flows needs mitmproxy: run it in the gateway's environment (Python 3.12 or later)") from error
     from dragoman.addons.providers import find_provider, provider_for_host
-    from dragoman.store.flow_calls import FlowCall, find_call_id
+    from dragoman.store.flow_calls import FlowCall, SocketMessage, find_call_id, socket_calls
 
     try:
         with file.open("rb") as stream:
@@ -166,8 +166,15 @@ def read_flows(file: Path) -> "Iterator[FlowCall]":
                 host = request.host if provider_for_host(request.host) is not None else None
                 if host is None and request.scheme != "http":
                     continue  # base-URL mode is plain HTTP; this went to somebody else
-                found = find_provider(host=host, method=request.method, path=path, query=query, headers=request.headers)
+                # a WebSocket's handshake is a GET; what goes over it are the same requests
+                method = request.method if flow.websocket is None else "POST"
+                found = find_provider(host=host, method=method, path=path, query=query, headers=request.headers)
                 if found is None or found[1].kind != "generate":
+                    continue
+                if flow.websocket is not None:
+                    yield from socket_calls(
+                        path, (SocketMessage(m.from_client, m.timestamp, m.content) for m in flow.websocket.messages)
+                    )
                     continue
                 reply = b"" if response is None else response.get_content(strict=False) or b""
                 status = None if response is None else response.status_code
