@@ -43,6 +43,11 @@ class RunningGateway:
         with self.client() as client:
             return client.open_episode(**spec)
 
+    @property
+    def app_port(self) -> int:
+        """The loopback port of the app behind the proxy, which nobody is told."""
+        return next(port for port in listening(self.child.process.pid) if not self.address.endswith(f":{port}"))
+
     def proxy(self, token: str) -> str:
         return self.address.replace("://", f"://{token}:x@")
 
@@ -59,6 +64,19 @@ class RunningGateway:
         """``kill -9``, as the kernel does when memory runs out."""
         self.child.process.send_signal(signal.SIGKILL)
         self.child.process.wait()
+
+
+def listening(pid: int) -> list[int]:
+    """The loopback ports on which a process listens."""
+    sockets = set()
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            sockets.add(os.readlink(f"/proc/{pid}/fd/{entry}"))
+        except OSError:
+            continue
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    return [int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
 
 
 @contextmanager

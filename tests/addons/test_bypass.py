@@ -7,14 +7,12 @@ byte that was written.
 
 import base64
 import gzip
-import os
 import re
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 import pytest
@@ -112,21 +110,7 @@ def world(
         ended = one.open()
         with one.client() as client:
             client.end_episode(ended.id, "completed")
-        app_port = next(port for port in listening(one.child.process.pid) if not one.address.endswith(f":{port}"))
-        yield World(one, canary, one.open(), one.open(), ended, operator_key(one.home), app_port)
-
-
-def listening(pid: int) -> list[int]:
-    """The loopback ports on which a process listens."""
-    sockets = set()
-    for entry in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            sockets.add(os.readlink(f"/proc/{pid}/fd/{entry}"))
-        except OSError:
-            continue
-    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    rows = [line.split() for line in lines]
-    return [int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+        yield World(one, canary, one.open(), one.open(), ended, operator_key(one.home), one.app_port)
 
 
 def exchange(address: tuple[str, int], *messages: bytes, then_close: bool = False) -> bytes:
