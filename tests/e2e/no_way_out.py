@@ -47,7 +47,7 @@ def everything_else(gateway: RunningGateway, token: str) -> dict[str, int | str]
     """The status (or the error) of what a harness, its tools or an attacker may ask of a proxy."""
     urls = [
         "https://github.com/openai/plugins.git/info/refs?service=git-upload-pack",
-        "https://registry.npmjs.org/x",
+        "https://telemetry.example/v1/batch",
         "https://api.anthropic.com/api/event_logging/v2/batch",
         "https://api.openai.com/nothing/known/here",
         "https://192.0.2.1/",

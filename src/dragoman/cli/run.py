@@ -31,7 +31,9 @@ def run(
     variant: Annotated[str | None, typer.Option(help="One of the harness's variants (default: its first).")] = None,
     mode: Annotated[
         Literal["proxy", "base-url"],
-        typer.Option(help="How the harness reaches the gateway."),
+        typer.Option(
+            help="`proxy`: it calls its own provider and is caught there. `base-url`: it is told to call the gateway."
+        ),
     ] = "proxy",
     model: Annotated[
         str | None, typer.Option(help="The model's name that the harness asks for; the gateway answers to any.")
