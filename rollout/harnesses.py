@@ -42,7 +42,8 @@ class Harness:
     subagent_header: str | None = None
     """The request header that only a sub-agent's calls have. None: none, or it has no sub-agents."""
     failure_signs: tuple[str, ...] = ()
-    """Patterns of what it prints, on either stream, when it ends with 0 and did not do its work."""
+    """Patterns of what it prints, on either stream, when it ends with 0 and did not do its work. A group is the part
+    that says why."""
     can_limit_turns: bool = False
     with_packages: tuple[str, ...] = ()
     """PyPI: requirements that the package leaves open and we do not."""
@@ -100,6 +101,8 @@ HARNESSES: tuple[Harness, ...] = (
         program="@google/gemini-cli/bundle/gemini.js",
         setup=setups.gemini,
         dialects=("google",),
+        # After four empty replies.
+        failure_signs=(r"\[ERROR\] The model returned an empty response",),
         can_limit_turns=True,
     ),
     Harness(
@@ -133,6 +136,8 @@ HARNESSES: tuple[Harness, ...] = (
         program="minisweagent.run.mini",
         setup=setups.mini,
         dialects=("openai_chat",),
+        # It ends with 0 whatever came of it; after these it has submitted nothing.
+        failure_signs=(r"(?m)^Exit:\s+(RepeatedFormatError|LimitsExceeded|TimeExceeded)\b",),
         can_limit_turns=True,
         with_packages=("litellm==1.110.2",),
         # It has no option for it, but says it before everything else.
@@ -164,5 +169,5 @@ def sign_of_failure(harness: Harness, output: str) -> str | None:
     """What a harness that ended with 0 printed to say that it failed; None: nothing of the kind."""
     for pattern in harness.failure_signs:
         if match := re.search(pattern, output):
-            return match.group(0)
+            return match.group(match.lastindex or 0)
     return None

@@ -140,8 +140,7 @@ def gemini(ask: Ask) -> Setup:
     if ask.max_turns is not None:
         settings["model"] = {"maxSessionTurns": ask.max_turns}
     file = ask.home / ".gemini" / "settings.json"
-    # Its settings of the system go before those of the user.
-    env = {"GEMINI_API_KEY": ask.key, "GEMINI_CLI_SYSTEM_SETTINGS_PATH": str(file)}
+    env = {"GEMINI_API_KEY": ask.key, "GEMINI_CLI_HOME": str(ask.home)}
     if ask.mode == "base-url":
         env["GOOGLE_GEMINI_BASE_URL"] = ask.base_url
     return Setup(("--yolo", "--skip-trust", *choice), env, ((file, json.dumps(settings)),), by_hand=choice)

@@ -140,15 +140,15 @@ def test_gemini() -> None:
     by_address = setups.gemini(_ask("base-url", model="gemini-x", max_turns=5))
     by_proxy = setups.gemini(_ask("proxy"))
 
-    settings_file = {"GEMINI_CLI_SYSTEM_SETTINGS_PATH": str(HOME / ".gemini/settings.json")}
-    assert by_address.env == {"GEMINI_API_KEY": "the-key", "GOOGLE_GEMINI_BASE_URL": BASE} | settings_file
+    key = {"GEMINI_API_KEY": "the-key", "GEMINI_CLI_HOME": str(HOME)}
+    assert by_address.env == key | {"GOOGLE_GEMINI_BASE_URL": BASE}
     assert by_address.arguments == ("--yolo", "--skip-trust", "-m", "gemini-x")
     settings = _json(by_address, ".gemini/settings.json")
     assert settings["model"] == {"maxSessionTurns": 5}
     # Without it the run ends with 41 in base-URL mode.
     assert settings["security"] == {"auth": {"selectedType": "gemini-api-key"}}
     assert settings["privacy"] == {"usageStatisticsEnabled": False}
-    assert by_proxy.env == {"GEMINI_API_KEY": "the-key"} | settings_file
+    assert by_proxy.env == key
     assert by_proxy.arguments == ("--yolo", "--skip-trust")
 
 
