@@ -120,8 +120,9 @@ def outcome(
 
 
 def note_kept(folder: Path) -> bool:
+    """A line break at the end apart, which a patch adds."""
     note = folder / "work" / NOTE_FILE
-    return note.is_file() and note.read_bytes() == NOTE.encode()
+    return note.is_file() and note.read_bytes().removesuffix(b"\n") == NOTE.encode()
 
 
 def ledger_of(episode_id: str, folder: Path) -> JsonObject:

@@ -51,6 +51,10 @@ def write(row: Row, path: str, text: str) -> Call:
             return {"name": "Write", "arguments": {"file_path": path, "content": text}}
         case "gemini" | "qwen":
             return {"name": "write_file", "arguments": {"file_path": path, "content": text}}
+        case "opencode" if row.variant == "responses":  # its tool for models of OpenAI
+            lines = "".join(f"+{line}\n" for line in text.split("\n"))
+            patch = f"*** Begin Patch\n*** Add File: {path}\n{lines}*** End Patch\n"
+            return {"name": "apply_patch", "arguments": {"patchText": patch}}
         case "opencode":
             return {"name": "write", "arguments": {"filePath": path, "content": text}}
     return shell(row, f"printf '%s' '{text}' > {path}")
@@ -74,7 +78,7 @@ def agent(row: Row, task: str) -> Call:
             return {"name": "Agent", "arguments": {"description": "Write a file", "prompt": task, **kind}}
         case "qwen":
             return {"name": "agent", "arguments": {"description": "Write a file", "prompt": task, **kind}}
-        case "codex" if row.variant == "builtin":
+        case "codex" if row.variant in ("builtin", "chatgpt"):
             # else it is given the whole conversation so far
             fresh = {"task_name": "write_a_file", "fork_turns": "none"}
             return {"name": "collaboration__spawn_agent", "arguments": {**fresh, "message": task}}

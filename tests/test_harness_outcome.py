@@ -8,7 +8,8 @@ from pathlib import Path
 from mitmproxy import io
 from mitmproxy.test import tflow, tutils
 
-from scripts.harness_outcome import read_flows, read_outcome
+from scripts.harness_outcome import note_kept, read_flows, read_outcome
+from scripts.turns_rows import NOTE, NOTE_FILE
 from tests.test_e2e_harnesses import GOOD
 from tests.test_turns_verdicts import ACCOUNT
 
@@ -47,3 +48,11 @@ def test_an_outcome_of_an_older_script_is_none(tmp_path: Path) -> None:
     del values["steps"]
     (tmp_path / "outcome.json").write_text(json.dumps(values))
     assert read_outcome(tmp_path) is None
+
+
+def test_the_note_must_be_what_the_model_wrote(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    assert not note_kept(tmp_path)
+    for text, kept in ((NOTE, True), (NOTE + "\n", True), (NOTE.replace("ï", "i"), False), (NOTE + "\n\n", False)):
+        (tmp_path / "work" / NOTE_FILE).write_text(text)
+        assert note_kept(tmp_path) == kept

@@ -35,3 +35,9 @@ def test_codex_shows_an_image_by_its_own_ways() -> None:
         "name": "functions__exec",
         "arguments": {"input": 'const seen = await tools.view_image({path: "a.png"}); image(seen);'},
     }
+
+
+def test_a_patch_adds_the_file() -> None:
+    call = tools.write(Row("opencode", "responses", "base-url", "turns"), "/work/a", "one\n\ttwo")
+
+    assert call["arguments"]["patchText"] == "*** Begin Patch\n*** Add File: /work/a\n+one\n+\ttwo\n*** End Patch\n"
