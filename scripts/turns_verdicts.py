@@ -74,8 +74,12 @@ def turns_table(rows: Sequence[Row], results: Mapping[str, Outcome | str]) -> li
 
 
 def turns_notes(rows: Sequence[Row]) -> list[str]:
-    """Why there are forks and more than one trace, once for each harness and run."""
-    return [f"{row.who}, {title(row)}: {why}" for row in rows if row.mode != "proxy" and (why := expected(row).why)]
+    """Why there are forks and more traces than agents: one line for each reason, with the rows that it holds for."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.mode != "proxy" and (why := expected(row).why):
+            groups.setdefault((title(row), why), []).append(row.who)
+    return [f"{', '.join(names)}, {run}: {why}" for (run, why), names in groups.items()]
 
 
 def title(row: Row) -> str:

@@ -114,9 +114,13 @@ def test_a_line_of_the_table() -> None:
 
 
 def test_the_notes_say_why_there_are_forks() -> None:
-    (note,) = turns_notes([ROW, Row("pi", "chat", "base-url", "turns")])
+    questions = [Row("pi", variant, "base-url", "turns-question") for variant in ("chat", "gemini")]
+    rows = [ROW, replace(ROW, mode="proxy"), Row("pi", "chat", "base-url", "turns"), *questions]
 
-    assert note.startswith("claude, plain: After the empty reply")
+    first, second = turns_notes(rows)
+
+    assert first.startswith("claude, plain: After the empty reply")
+    assert second.startswith("pi chat, pi gemini, question: The second question")
 
 
 def test_counts_in_words() -> None:
