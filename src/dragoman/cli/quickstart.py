@@ -150,9 +150,10 @@ def report(episode_id: str, result: "HarnessResult") -> None:
         (f"dragoman show {episode_id} --tokens", "every sampled id with its log-probability"),
         ("dragoman engine", "an engine that stays, in one terminal"),
         ("dragoman serve", "a gateway that stays, in another"),
-        ('eval "$(dragoman episode open --task mine)"', "then start any harness in that shell"),
+        ("dragoman run --harness claude -- 'List the files.'", "a harness in an episode of its own"),
+        ('eval "$(dragoman env claude)"', "or in your own shell, by hand"),
     ):
-        print(f"  {command:<46} # {why}")
+        print(f"  {command:<50} # {why}")
     say("quickstart: all parts work")
 
 
