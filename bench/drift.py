@@ -170,7 +170,9 @@ def rescoring_figures(store_url: str, episodes: list[str]) -> list[Figure]:
     command += ["--model", str(smollm2_folder()), "--turns", "2"]
     for episode_id in episodes:
         command += ["--episode", episode_id]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
     total = json.loads(done.stdout)["summary"]
     print(f"scored again: {total}", flush=True)
     largest = total["largest"]
