@@ -14,6 +14,7 @@ help:
 	@echo "make e2e-harnesses   every harness and variant, both modes: the table in docs/harnesses.md"
 	@echo "                     DEFECTS=1: what each makes of broken replies; TURNS=1: longer runs and their traces;"
 	@echo "                     ONLY=codex: rows whose name begins so; RESUME=1: rows without a good outcome yet"
+	@echo "make e2e-codex   real Codex over WebSockets and HTTP: tools, sub-agent, compaction, resume, a killed gateway"
 	@echo "make bench-drift do later turns extend what was sampled, to the token? beside re-rendering"
 	@echo "make fuzz        COUNT=100000 wrong requests through the whole gateway, in one process; SEED=1"
 	@echo "make bench       all benchmarks"
@@ -43,6 +44,9 @@ e2e-harnesses: setup
 
 fuzz: setup
 	@.venv/bin/python -m bench.fuzz $(COUNT:%=--count %) $(SEED:%=--seed %)
+
+e2e-codex: setup
+	@.venv/bin/python -m scripts.e2e_codex $(ONLY:%=--only %)
 
 bench-drift: setup
 	@.venv/bin/python -m bench.drift

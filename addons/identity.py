@@ -164,7 +164,7 @@ def message_headers(handshake: Mapping[str, str], metadata: object) -> dict[str,
     named = {"thread_id": "thread-id", "session_id": "session-id"}
     headers = {name: value for name, value in handshake.items() if name != "x-codex-turn-metadata"}
     for name, value in said.items():
-        name = named.get(name, name.lower())
+        name = named.get(name, str(name).lower())
         if isinstance(value, str) and (name in named.values() or name.startswith(("x-codex-", "x-openai-"))):
             headers[name] = value
     return headers

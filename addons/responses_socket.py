@@ -1,8 +1,8 @@
 """The Responses API over a WebSocket, as Codex and OpenAI's SDK speak it: messages in, events out.
 
 Rules of this module: each ``response.create`` is a call like any other. It walks through ``answer.answer_call``, and
-its reply is told by ``respond.told``; here is only the transport. From OpenAI's guide to the WebSocket mode, and as Codex
-0.171.0 was seen to do it:
+its reply is told by ``respond.told``; here is only the transport. As OpenAI's guide to the WebSocket mode says it, and
+as Codex 0.171.0 was seen to do it:
 
 - Messages are answered one after another, in order, those of several ``stream_id`` lanes too; their events name the
   lane. So what comes during a reply waits, up to ``WAITING`` messages.

@@ -88,8 +88,8 @@ HARNESSES: tuple[Harness, ...] = (
         program="@openai/codex-*/vendor/*/bin/codex",
         setup=setups.codex,
         # The first one is easier for a small model: its tools are plain functions.
-        variants=("custom", "builtin"),
-        dialects=("openai_responses", "openai_responses"),
+        variants=("custom", "builtin", "chatgpt"),
+        dialects=("openai_responses", "openai_responses", "openai_responses"),
         session_header="thread-id",
         subagent_header="x-codex-parent-thread-id",
     ),

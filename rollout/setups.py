@@ -7,6 +7,7 @@ model. Every file lies in ``Ask.home``, and where a variable names it to the har
 files hold in a person's own shell, too, whose HOME is another.
 """
 
+import base64
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ __all__ = ["Ask", "Mode", "Setup", "aider", "claude", "codex", "command", "gemin
 Mode = Literal["proxy", "base-url"]
 
 OPENAI = "https://api.openai.com/v1"
+ACCOUNT = "account-fake"
+FAR_FUTURE = 4102444800
+"""Unix seconds of the year 2100."""
 OWN_NAME = "policy"
 """The model's name where the harness lets us choose one; the gateway answers to any."""
 
@@ -107,7 +111,9 @@ def claude(ask: Ask) -> Setup:
 
 def codex(ask: Ask) -> Setup:
     """``custom`` is a provider of the configuration file: plain HTTP, plain function tools. ``builtin`` is OpenAI's,
-    whose default model has one freeform tool, and which tries a WebSocket first."""
+    whose default model has one freeform tool, and which speaks over a WebSocket. ``chatgpt`` is the same with a login
+    instead of a key; where its account lives it asks chatgpt.com in either mode, by the proxy, since it takes no other
+    address for that but an HTTPS one."""
     address = f"{ask.base_url}/v1" if ask.mode == "base-url" else OPENAI
     settings: list[str] = ["check_for_update_on_startup = false"]
     tables: list[str] = ["[analytics]", "enabled = false", "[otel]", 'metrics_exporter = "none"']
@@ -118,6 +124,9 @@ def codex(ask: Ask) -> Setup:
         tables += ["[model_providers.dragoman]", 'name = "dragoman"', f"base_url = {_toml(address)}"]
         tables += ['env_key = "OPENAI_API_KEY"', 'wire_api = "responses"']
         settings.append(f"model_context_window = {ask.context_tokens}")
+    elif ask.variant == "chatgpt" and ask.mode == "base-url":
+        token = ask.key.removeprefix("dgm_")  # its requests carry the login's token as their key
+        settings.append(f"openai_base_url = {_toml(f'{ask.base_url}/e/{token}/backend-api/codex')}")
     elif ask.mode == "base-url":
         settings.append(f"openai_base_url = {_toml(address)}")
     if model is not None:
@@ -125,8 +134,24 @@ def codex(ask: Ask) -> Setup:
     folder = ask.home / ".codex"
     config = (folder / "config.toml", "\n".join([*settings, *tables, ""]))
     arguments = ("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "-")
-    env = {"OPENAI_API_KEY": ask.key, "CODEX_API_KEY": ask.key, "CODEX_HOME": str(folder)}
-    return Setup(arguments, env, (config,))
+    env = {"CODEX_HOME": str(folder)}
+    if ask.variant == "chatgpt":
+        return Setup(arguments, env, (config, (folder / "auth.json", _chatgpt_login())))
+    return Setup(arguments, {**env, "OPENAI_API_KEY": ask.key, "CODEX_API_KEY": ask.key}, (config,))
+
+
+def _chatgpt_login() -> str:
+    """Codex's file of a login that never was, and that it does not think of refreshing."""
+    of_openai = {"chatgpt_account_id": ACCOUNT, "chatgpt_plan_type": "pro", "chatgpt_user_id": "user-fake"}
+    claims = {"exp": FAR_FUTURE, "email": "agent@example.invalid", "https://api.openai.com/auth": of_openai}
+    token = ".".join(_base64url(part) for part in (b'{"alg":"none"}', json.dumps(claims).encode(), b"none"))
+    tokens = {"id_token": token, "access_token": token, "refresh_token": "fake", "account_id": ACCOUNT}
+    login = {"auth_mode": "chatgpt", "OPENAI_API_KEY": None, "tokens": tokens, "last_refresh": "2100-01-01T00:00:00Z"}
+    return json.dumps(login)
+
+
+def _base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def gemini(ask: Ask) -> Setup:

@@ -27,7 +27,7 @@ from dragoman.rollout.harnesses import find_harness
 from dragoman.rollout.install import installed
 from scripts.harness_network import isolate
 from scripts.harness_outcome import Outcome, outcome
-from scripts.harness_rows import HELD, PROMPT, Row, defect_rows, matrix_rows, script
+from scripts.harness_rows import HELD, PROMPT, Row, Step, defect_rows, matrix_rows, script
 from scripts.harness_run import dragoman_run
 from scripts.turns_model import plain_model, thinking_model
 from scripts.turns_rows import IMAGE, THINKING, is_turns, png, turns_rows, turns_script
@@ -67,10 +67,18 @@ def play(row: Row, folder: Path) -> Outcome:
 def scripted_engine(row: Row, folder: Path) -> Iterator[str]:
     """The address of a scripted engine that knows the row's script."""
     model = thinking_model(folder) if row.scenario in THINKING else plain_model()
-    steps, port_file = folder / "script.json", folder / "engine.port"
-    steps.write_text(json.dumps(turns_script(row, str(folder / "work")) if is_turns(row) else script(row)))
+    steps = turns_script(row, str(folder / "work")) if is_turns(row) else script(row)
+    with start_engine(steps, folder, model) as address:
+        yield address
+
+
+@contextmanager
+def start_engine(steps: list[Step], folder: Path, model: Path) -> Iterator[str]:
+    """The address of a scripted engine that knows ``steps``, with the tokenizer of ``model``."""
+    file, port_file = folder / "script.json", folder / "engine.port"
+    file.write_text(json.dumps(steps))
     command = [sys.executable, "-m", "dragoman.rollout.scripted_engine", "--model", str(model)]
-    command += ["--script", str(steps), "--port", "0", "--port-file", str(port_file)]
+    command += ["--script", str(file), "--port", "0", "--port-file", str(port_file)]
     command += ["--max-model-len", str(CONTEXT_TOKENS)]
     with processes.running(command, os.environ, folder / "engine.log") as child:
         limit = time.monotonic() + START_SECONDS

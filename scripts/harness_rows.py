@@ -36,6 +36,8 @@ DEFECTS: dict[str, str] = {
     "slow": f"{SLOW:.0f} s until the first token",
     "held": f"{HELD:.0f} s until the first token, as in a weight update",
 }
+SAME_PROGRAM = ("chatgpt",)
+"""Variants that differ from another one by how they log in only: what they make of a reply is the same."""
 NEED_TOOLS = ("broken-json", "wrong-args", "unknown-tool", "cut-call")
 
 Step = dict[str, Any]
@@ -77,6 +79,8 @@ def defect_rows() -> Iterator[Row]:
     """Every harness and variant, by base URL, in every scenario that it can meet."""
     for harness in HARNESSES:
         for variant in harness.variants or ("",):
+            if variant in SAME_PROGRAM:
+                continue
             for scenario in DEFECTS:
                 if harness.name != "aider" or scenario not in NEED_TOOLS:
                     yield Row(harness.name, variant, "base-url", scenario)
@@ -128,7 +132,7 @@ def defect_steps(row: Row) -> set[int]:
 
 def _is_code_mode(row: Row) -> bool:
     """OpenAI's default model has one freeform tool that runs JavaScript; one that Codex does not know has functions."""
-    return row.variant == "builtin"
+    return row.variant in ("builtin", "chatgpt")
 
 
 def _defect(scenario: str, good: Step) -> list[Step]:

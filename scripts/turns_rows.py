@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from dragoman.rollout.harnesses import HARNESSES
 from scripts import turns_tools as tools
-from scripts.harness_rows import COMMAND, CONTENT, DONE, FILE, Row, Step, tool_call
+from scripts.harness_rows import COMMAND, CONTENT, DONE, FILE, SAME_PROGRAM, Row, Step, tool_call
 from scripts.turns_again import CAN_GO_ON
 
 SCENARIOS = ("turns", "turns-thinking", "turns-question", "turns-agent")
@@ -44,6 +44,8 @@ AWAIT = "until [ -f sub.txt ]; do sleep 0.2; done; sleep 3; printf 'ran-%s' 45"
 def turns_rows() -> Iterator[Row]:
     for harness in HARNESSES:
         for variant in harness.variants or ("",):
+            if variant in SAME_PROGRAM:
+                continue
             yield Row(harness.name, variant, "base-url", "turns")
             yield Row(harness.name, variant, "proxy", "turns")
             yield Row(harness.name, variant, "base-url", "turns-thinking")

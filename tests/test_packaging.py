@@ -50,6 +50,7 @@ TESTED_IN = {
     "store/migrations/env.py": "tests/store/test_schema.py",
     "store/migrations/versions/0001_first.py": "tests/store/test_schema.py",
     "store/migrations/versions/0002_artefacts.py": "tests/store/test_schema.py",
+    "store/migrations/versions/0003_reply_states.py": "tests/store/test_schema.py",
 }
 """Module without a test file of its name → the file that tests it."""
 

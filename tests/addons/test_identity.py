@@ -8,6 +8,7 @@ from dragoman.addons.identity import (
     check_usable,
     environments,
     hash_token,
+    message_headers,
     new_id,
     new_token,
     read_credentials,
@@ -174,3 +175,29 @@ def test_environments_point_at_the_gateway() -> None:
     assert made["proxy"]["HTTPS_PROXY"] == f"http://{TOKEN}:x@127.0.0.1:8080"
     assert made["proxy"]["SSL_CERT_FILE"] == "/ca"
     assert made["base_url"]["ANTHROPIC_API_KEY"] == f"dgm_{TOKEN}"
+
+
+def test_a_sockets_message_has_the_headers_of_a_request_of_its_own() -> None:
+    handshake = {"user-agent": "codex_exec/0.171.0", "thread-id": "t0", "x-codex-turn-metadata": "prewarm"}
+    metadata = {
+        "thread_id": "t1",
+        "session_id": "s1",
+        "x-codex-parent-thread-id": "t0",
+        "X-OpenAI-Subagent": "collab_spawn",
+        "authorization": "Bearer dgm_x",
+        "turn_id": "u",
+        "x-codex-window-id": 1,
+    }
+    assert message_headers(handshake, metadata) == {
+        "user-agent": "codex_exec/0.171.0",
+        "thread-id": "t1",
+        "session-id": "s1",
+        "x-codex-parent-thread-id": "t0",
+        "x-openai-subagent": "collab_spawn",
+    }
+    assert read_harness(message_headers(handshake, metadata)).kind == "subagent"
+
+
+@pytest.mark.parametrize("metadata", [None, [], "x", {1: "x"}])
+def test_a_message_without_readable_metadata_is_as_the_handshake_was(metadata: object) -> None:
+    assert message_headers({"thread-id": "t0", "x-codex-turn-metadata": "m"}, metadata) == {"thread-id": "t0"}

@@ -14,7 +14,11 @@ import openai
 import pytest
 from mitmproxy.http import HTTPFlow
 from mitmproxy.io import FlowReader
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as connect_socket
 
+from dragoman.gateway_client import OpenedEpisode
 from tests.gateway import RunningGateway, running_gateway
 from tests.scripted import Scripted, scripted_engine
 
@@ -35,6 +39,14 @@ def engine() -> Iterator[Scripted]:
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory, engine: Scripted) -> Iterator[RunningGateway]:
     with running_gateway(tmp_path_factory.mktemp("gateway") / "home", engine.address) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway_without(tmp_path_factory: pytest.TempPathFactory, engine: Scripted) -> Iterator[RunningGateway]:
+    """Takes no WebSockets."""
+    home = tmp_path_factory.mktemp("gateway") / "home"
+    with running_gateway(home, engine.address, settings={"dragoman_websockets": "false"}) as running:
         yield running
 
 
@@ -117,32 +129,90 @@ def test_the_first_delta_passes_the_proxy_before_the_engines_last_token(
         assert b"message_stop" in seen + b"".join(chunks)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://api.openai.com/v1/responses",
-        "https://chatgpt.com/backend-api/codex/responses",
-        "{address}/v1/responses",
-        "{address}/e/{token}/v1/responses",
-        "{address}/backend-api/codex/responses",
-    ],
-)
-def test_a_websocket_is_refused_at_once_in_both_modes(gateway: RunningGateway, url: str) -> None:
+SOCKETS = [
+    "wss://api.openai.com/v1/responses",
+    "wss://chatgpt.com/backend-api/codex/responses",
+    "{address}/v1/responses",
+    "{address}/e/{token}/v1/responses",
+    "{address}/e/{token}/backend-api/codex/responses",
+]
+
+
+def open_socket(gateway: RunningGateway, episode: OpenedEpisode, url: str) -> ClientConnection:
+    """With compression, as Codex offers it."""
+    address = gateway.address.replace("http://", "ws://")
+    by_proxy = url.startswith("wss")
+    key = "sk-of-a-provider" if by_proxy or "/e/" in url else episode.api_key
+    trust = ssl.create_default_context(cafile=str(gateway.ca)) if by_proxy else None
+    return connect_socket(
+        url.format(address=address, token=episode.token),
+        additional_headers={"authorization": f"Bearer {key}"},
+        proxy=gateway.proxy(episode.token) if by_proxy else None,
+        ssl=trust,
+        max_size=None,
+    )
+
+
+def reply_on(socket: ClientConnection, **body: Any) -> dict[str, Any]:
+    socket.send(json.dumps({"type": "response.create", "model": "m", **body}))
+    while (event := json.loads(socket.recv(timeout=30)))["type"] not in ("response.completed", "error"):
+        pass
+    return dict(event)
+
+
+@pytest.mark.parametrize("url", SOCKETS)
+def test_a_websocket_takes_turns_and_its_flow_is_saved_as_the_harness_meant_it(
+    tmp_path: Path, engine: Scripted, url: str
+) -> None:
+    flows = tmp_path / "flows"
+    with running_gateway(tmp_path / "home", engine.address, "-w", str(flows)) as gateway:
+        episode = gateway.open(task="t")
+        large = "x" * 300_000
+        with open_socket(gateway, episode, url) as socket:
+            first = reply_on(socket, input="Hi", store=False, metadata={"large": large})["response"]
+            second = reply_on(socket, input="Öl ☀", store=False, previous_response_id=first["id"])["response"]
+        assert second["output"][0]["content"][0]["text"] == "Hello there."
+        _, call = gateway.calls(episode.id)
+        assert call.outcome is not None
+        assert (call.outcome.parent_id, call.outcome.fork_reason) == (first["id"].removeprefix("resp_"), None)
+    with flows.open("rb") as file:
+        saved = [f for f in FlowReader(file).stream() if isinstance(f, HTTPFlow) and f.websocket is not None]
+    (flow,) = saved
+    assert flow.websocket is not None
+    wanted = url.format(address=gateway.address, token=episode.token).replace("wss://", "https://")
+    assert flow.request.pretty_url == wanted.replace(f"/e/{episode.token}", "")
+    assert {"authorization", "x-dragoman-ticket"}.isdisjoint(flow.request.headers)
+    asked = [json.loads(message.content) for message in flow.websocket.messages if message.from_client]
+    assert [body["input"] for body in asked] == ["Hi", "Öl ☀"]
+    assert asked[0]["metadata"]["large"] == large
+    said = [json.loads(message.content)["type"] for message in flow.websocket.messages if not message.from_client]
+    assert said.count("response.completed") == 2
+    assert episode.token.encode() not in flows.read_bytes()
+
+
+def test_a_websocket_needs_a_credential(gateway: RunningGateway) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        connect_socket(gateway.address.replace("http://", "ws://") + "/v1/responses", proxy=None)
+    assert caught.value.response.status_code == 401
+
+
+def test_a_message_that_is_too_large_closes_the_socket(gateway: RunningGateway) -> None:
     episode = gateway.open()
-    handshake = {
-        "connection": "Upgrade",
-        "upgrade": "websocket",
-        "sec-websocket-version": "13",
-        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
-        "sec-websocket-extensions": "permessage-deflate",
-        "authorization": f"Bearer {episode.api_key}",
-    }
-    direct = httpx.Client(trust_env=False, timeout=30)
-    with direct if url.startswith("{") else proxied(gateway, episode.token) as client:
-        response = client.get(url.format(address=gateway.address, token=episode.token), headers=handshake)
-    assert response.status_code == 426
-    assert "use HTTP" in response.json()["error"]["message"]
-    assert gateway.calls(episode.id) == []
+    with open_socket(gateway, episode, "{address}/v1/responses") as socket:
+        with pytest.raises(ConnectionClosed) as caught:
+            reply_on(socket, input="x" * (65 * 1024 * 1024))
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize("url", SOCKETS)
+def test_websockets_can_be_refused(gateway_without: RunningGateway, url: str) -> None:
+    episode = gateway_without.open()
+    with pytest.raises(InvalidStatus) as caught:
+        open_socket(gateway_without, episode, url)
+    assert caught.value.response.status_code == 426
+    assert b"use HTTP" in (caught.value.response.body or b"")
+    assert gateway_without.calls(episode.id) == []
 
 
 # -- who may ---------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_the_first_variant_is_the_default() -> None:
     assert _launch("pi", "proxy") != _launch("pi", "proxy", variant="chat")
 
 
-@pytest.mark.parametrize(("name", "there"), [("codex", "custom, builtin"), ("claude", "none")])
+@pytest.mark.parametrize(("name", "there"), [("codex", "custom, builtin, chatgpt"), ("claude", "none")])
 def test_an_unknown_variant_is_told_those_there_are(name: str, there: str) -> None:
     with pytest.raises(ValueError, match=f"{name} has no variant 'chatty'; there are: {there}"):
         _launch(name, "proxy", variant="chatty")

@@ -1,6 +1,8 @@
 """How each harness is configured: what its arguments, variables and files say for what is asked."""
 
+import base64
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -126,6 +128,22 @@ def test_codex_with_its_own_provider() -> None:
     assert "model_provider" not in by_proxy
     assert by_proxy["check_for_update_on_startup"] is False
     assert by_proxy["analytics"] == {"enabled": False}
+
+
+def test_codex_with_a_login_that_never_was() -> None:
+    by_proxy = setups.codex(_ask("proxy", "chatgpt"))
+    by_address = setups.codex(_ask("base-url", "chatgpt"))
+    assert "openai_base_url" not in _toml(by_proxy)
+    # The login's token stands where a key would, so the path has to name the episode.
+    assert re.fullmatch(r"http://[^/]+/e/[^/]+/backend-api/codex", _toml(by_address)["openai_base_url"])
+    assert "dgm_" not in _toml(by_address)["openai_base_url"]
+    for setup in (by_proxy, by_address):
+        login = json.loads(dict(setup.files)[HOME / ".codex/auth.json"])
+        head, claims, _ = login["tokens"]["access_token"].split(".")
+        assert json.loads(base64.urlsafe_b64decode(head + "==")) == {"alg": "none"}
+        account = json.loads(base64.urlsafe_b64decode(claims + "=="))["https://api.openai.com/auth"]
+        assert account["chatgpt_account_id"] == login["tokens"]["account_id"]
+        assert not {"OPENAI_API_KEY", "CODEX_API_KEY"} & setup.env.keys()
 
 
 def test_codex_reads_the_prompt_and_asks_nothing() -> None:
