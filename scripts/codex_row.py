@@ -38,6 +38,7 @@ from dragoman.cli.output import Failure
 from dragoman.rollout.harnesses import find_harness
 from dragoman.rollout.install import installed
 from dragoman.rollout.launch import Target, launch
+from dragoman.rollout.network import isolate
 from dragoman.rollout.process import HarnessResult, run
 from dragoman.store.call_facts import facts_of
 from dragoman.store.calls import read_calls
@@ -46,7 +47,6 @@ from dragoman.store.flow_calls import FlowCall, compare_with_flows
 from dragoman.store.ledger import audit
 from dragoman.store.records import CallInfo
 from dragoman.store.traces import build_traces
-from scripts.harness_network import isolate
 from scripts.harness_row import CONTEXT_TOKENS, REPLY_TOKENS, START_SECONDS, start_engine
 from scripts.harness_rows import Row, Step
 from scripts.turns_again import QUESTION, going_on

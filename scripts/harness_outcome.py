@@ -12,10 +12,10 @@ from typing import Any
 
 from dragoman.cli.output import Failure
 from dragoman.rollout.harnesses import find_harness
+from dragoman.rollout.network import no_route
 from dragoman.store.calls import read_calls
 from dragoman.store.database import Database
 from dragoman.store.records import CallInfo, JsonObject
-from scripts.harness_network import no_route
 from scripts.harness_rows import FILE, RAN, Row
 from scripts.harness_run import Ran
 from scripts.turns_account import Account, account_of, read_account

@@ -25,7 +25,7 @@ from dragoman.cli.gateway_process import wait_for_gateway
 from dragoman.cli.output import Failure
 from dragoman.rollout.harnesses import find_harness
 from dragoman.rollout.install import installed
-from scripts.harness_network import isolate
+from dragoman.rollout.network import isolate
 from scripts.harness_outcome import Outcome, outcome
 from scripts.harness_rows import HELD, PROMPT, Row, Step, defect_rows, matrix_rows, script
 from scripts.harness_run import dragoman_run

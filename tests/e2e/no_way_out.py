@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from scripts.harness_network import isolate, no_route
+from dragoman.rollout.network import isolate, no_route
 from tests.gateway import RunningGateway, running_gateway
 from tests.scripted import scripted_engine
 

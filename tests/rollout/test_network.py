@@ -1,7 +1,6 @@
-"""A row's network: the name server's answers, and that whatever wants to leave is counted."""
+"""A network of a run's own: the name server's answers, and that whatever wants to leave is counted."""
 
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -9,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.harness_network import asked_name
-
-ROOT = Path(__file__).resolve().parents[1]
+from dragoman.rollout.network import asked_name
 
 
 def test_the_name_in_a_question() -> None:
@@ -23,7 +20,7 @@ def test_the_name_in_a_question() -> None:
 
 TRY = """
 import json, pathlib, socket, sys
-from scripts.harness_network import isolate, no_route
+from dragoman.rollout.network import isolate, no_route
 names = isolate(pathlib.Path(sys.argv[1]))
 if names is None:
     sys.exit(77)
@@ -47,12 +44,7 @@ print(json.dumps([counts, sorted(set(names))]))
 
 
 def test_whatever_wants_to_leave_is_counted_and_loopback_is_not(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TRY, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run([sys.executable, "-c", TRY, str(tmp_path)], capture_output=True, text=True)
     if done.returncode == 77:
         pytest.skip("the system does not let us make a network namespace")
 

@@ -1,4 +1,4 @@
-"""A network of a row's own: nothing but loopback, and a name server that knows no name and notes each one asked for.
+"""A network of a run's own: nothing but loopback, and a name server that knows no name and notes each one asked for.
 
 Whatever in it tries to reach another address fails at once, and the kernel counts it.
 """
@@ -10,6 +10,8 @@ import struct
 import subprocess
 import threading
 from pathlib import Path
+
+__all__ = ["asked_name", "isolate", "no_route"]
 
 
 def isolate(folder: Path) -> list[str] | None:
