@@ -107,19 +107,28 @@ def test_fish_is_told_in_fish(run: Callable[..., Any], gateway: Any) -> None:
     assert "# undo     set -e HTTPS_PROXY" in out
 
 
-def test_a_harness_that_only_we_have_comes_last_on_the_path(
+def test_a_harness_that_only_we_have_is_started_from_its_folder(
     run: Callable[..., Any], gateway: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dragoman.rollout.harnesses import find_harness
 
     folder = tmp_path / "cache" / "harnesses" / f"pi-{find_harness('pi').version}" / "bin"
     folder.mkdir(parents=True)
-    (folder / "pi").write_text("#!/bin/sh\n")
-    (folder / "pi").chmod(0o755)
+    (folder / "pi").write_text('#!/bin/sh\necho "$@ by $(command -v node)"\n')
+    (folder / "node").write_text("")
+    for program in folder.iterdir():
+        program.chmod(0o755)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert f"export PATH=/usr/bin:/bin:{folder}\n" in run("env", "pi", "--mode", "base-url").out
+
+    out = run("env", "pi", "--mode", "base-url").out
+    start = next(line for line in out.splitlines() if line.startswith("# start")).removeprefix("# start").strip()
+
+    for shell in filter(shutil.which, ("bash", "fish")):
+        done = subprocess.run([shell, "-c", start], capture_output=True, text=True, check=True)
+        assert done.stdout == f"--provider dragoman --model policy by {folder}/node\n"
+    assert "export PATH=" not in out
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    assert "export PATH=" not in run("env", "pi", "--mode", "base-url").out
+    assert "# start    pi --provider" in run("env", "pi", "--mode", "base-url").out
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def env(
     """Open an episode and print what points this shell's programs at it, for `eval`.
 
     Your HOME stays as it is. A harness that is told by files where its model is gets them in a folder of the state
-    folder, and a variable that names it, so that your own files are neither read in their place nor written.
+    folder, and a variable that names it, so that your own settings are not read in their place.
 
     \b
         eval "$(dragoman env claude)"                          # sh, bash, zsh
@@ -74,18 +74,21 @@ def env(
         variables = found.env | {"DRAGOMAN_EPISODE": opened.id, "DRAGOMAN_GATEWAY": client.address}
     for line in comments(harness, opened.id, found.arguments, variables, syntax):
         print(f"# {line}")
-    for line in exports(variables | path_to(harness), syntax):
+    for line in exports(variables, syntax):
         print(line)
 
 
-def path_to(harness: str) -> dict[str, str]:
-    """PATH with the version that Dragoman installed at its end, where the harness is not on it already."""
+def start_line(harness: str, arguments: Sequence[str]) -> str:
+    """What to type. A harness that is not on PATH is started from its install folder, with the Node that lies there."""
     from dragoman.rollout.harnesses import COMMAND, find_harness
     from dragoman.rollout.install import installed
 
-    if harness == COMMAND or shutil.which(harness) or (folder := installed(find_harness(harness))) is None:
-        return {}
-    return {"PATH": f"{os.environ.get('PATH', os.defpath)}:{folder / 'bin'}"}
+    if harness == COMMAND:
+        return "any program"
+    typed = shlex.join([harness, *arguments])
+    if shutil.which(harness) or (folder := installed(find_harness(harness))) is None:
+        return typed
+    return f'env PATH={shlex.quote(str(folder / "bin"))}:"$PATH" {typed}'
 
 
 def syntax_of(shell: str | None, login_shell: str) -> Syntax:
@@ -109,13 +112,10 @@ def comments(
     harness: str, episode_id: str, arguments: Sequence[str], variables: Mapping[str, str], syntax: Syntax
 ) -> list[str]:
     """How to go on, for who reads what is evaluated."""
-    from dragoman.rollout.harnesses import COMMAND
-
-    program = "any program" if harness == COMMAND else shlex.join([harness, *arguments])
     unset = "set -e" if syntax == "fish" else "unset"
     return [
         f"episode {episode_id}",
-        f"start    {program}",
+        f"start    {start_line(harness, arguments)}",
         "end it   dragoman episode end --end completed    (or failed, abandoned)",
         f"look     dragoman show {episode_id}",
         f"undo     {unset} {' '.join(variables)}; or close this shell",
