@@ -18,7 +18,7 @@ import asyncio
 from contextlib import aclosing
 
 from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from dragoman.addons import respond
 from dragoman.addons.answer import (
@@ -190,4 +190,6 @@ class _Socket:
 
     async def _send(self, events: bytes) -> None:
         for event in events.splitlines():
+            if self._websocket.application_state is WebSocketState.DISCONNECTED:  # closed by ``_read``
+                raise WebSocketDisconnect
             await self._websocket.send_text(event.decode())

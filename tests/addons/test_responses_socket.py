@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -453,3 +454,51 @@ async def test_frames_may_be_split_anywhere(tmp_path: Path, engine: Scripted, ho
             ]
             assert events[2]["response"]["model"] == "Öl ☀ 🦑"
         assert len(stored(served)) == len(pieces)
+
+
+# -- recorded messages -----------------------------------------------------------------------------------------------
+
+WIRE = os.environ.get("DRAGOMAN_WIRE")
+CODEX = {"codex-ws": 4, "codex-custom-ws": 3, "codex-chatgpt-ws": 3, "codex-ws-compact": 8}
+"""Recorded session of the real Codex → how many messages it has."""
+
+
+def recorded(session: str) -> list[Json]:
+    numbered = re.compile(rf"{session}-(\d+)\.json")
+    found = ((numbered.fullmatch(path.name), path) for path in Path(WIRE or "").iterdir())
+    records = [json.loads(path.read_text()) for _, path in sorted((int(m[1]), path) for m, path in found if m)]
+    return [record["body"] for record in records if record.get("ws_msg")]
+
+
+@pytest.mark.skipif(WIRE is None, reason="DRAGOMAN_WIRE names no folder of recorded requests")
+@pytest.mark.parametrize("session", CODEX)
+async def test_every_recorded_message_is_answered(tmp_path: Path, session: str) -> None:
+    """The replies of the recording were another server's, so their ids are put in place of its; so are call ids."""
+    messages = recorded(session)
+    assert len(messages) == CODEX[session]
+    call = {"name": "functions__exec", "arguments": {"input": "1"}}
+    if session == "codex-custom-ws":
+        call = {"name": "exec_command", "arguments": {"cmd": "ls"}}
+    asked = SUMMARISE.parts[0].text[:40]  # type: ignore[union-attr]
+    script = [{"match": asked, "text": SUMMARY}, {"text": "I look.", "tool_calls": [call], "repeat": True}]
+    with scripted_engine(script, max_model_len=131072) as engine:
+        async with serve(tmp_path, engine.address) as served, opened(served) as socket:
+            last: Json = {}
+            for message in messages:
+                calls = [item["call_id"] for item in last.get("output", []) if "call_id" in item]
+                for item in message["input"]:
+                    if str(item["type"]).endswith("_output"):
+                        item["call_id"] = calls.pop(0)
+                if "previous_response_id" in message:
+                    message["previous_response_id"] = last["id"]
+                last = await final(socket, message)
+                if message["input"] and message["input"][-1]["type"] == "compaction_trigger":
+                    assert [item["type"] for item in last["output"]] == ["compaction"]
+        rows = stored_after(tmp_path, served)
+    assert [row.arrival.kind for row in rows][:2] == ["warm_up", "main"]
+    for row in rows:
+        assert row.outcome is not None
+        assert (row.outcome.status, row.outcome.fork_reason) == ("answered", None)
+    turns = [row for row in rows if row.arrival.kind != "warm_up"]
+    fresh = 1 + session.endswith("compact")  # nothing of a conversation that was compacted stands before its summary
+    assert sum(row.outcome is not None and row.outcome.parent_id is None for row in turns) == fresh
