@@ -46,6 +46,8 @@ class Step:
     """Text whose markers and special tokens are encoded as such; for malformed replies."""
     ids: tuple[int, ...] | None = None
     """The exact tokens; nothing is added."""
+    obey: bool = False
+    """Where the request holds the reply to a JSON schema: say the smallest value that it allows, and nothing else."""
     end: bool = True
     """Whether the end-of-turn token is sampled after text; without it the reply is cut by ``length``."""
     chunk: int = 1

@@ -3,7 +3,8 @@
 It answers what the gateway asks of vLLM (``/health``, ``/v1/models``, ``/inference/v1/generate`` whole and streamed,
 ``/update_weight_version``), with token ids of a real tokenizer, so the gateway cannot know it from an engine. What it
 does not do (pausing, adapters) is answered 404. For the test that drives it: ``POST /scripted/release`` lets one held
-reply go on, ``GET /scripted/requests`` tells what was asked and what became of it.
+reply go on, ``GET /scripted/requests`` tells what was asked and what became of it, ``POST /scripted/script`` puts
+another script in place of the one it has, and forgets what was asked.
 
 ``python -m dragoman.rollout.scripted_engine --model FOLDER --script FILE.json [--port P] [--port-file F]``
 """
@@ -25,7 +26,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers import AutoTokenizer
 
-from dragoman.rollout.script import Script, Step, load_script
+from dragoman.rollout.made_up import made_up
+from dragoman.rollout.script import Script, Step, load_script, read_script
 from dragoman.store.records import JsonObject
 
 
@@ -84,6 +86,7 @@ class ScriptedEngine:
                 Route("/update_weight_version", self.update_weight_version, methods=["POST"]),
                 Route("/scripted/release", self.release, methods=["POST"]),
                 Route("/scripted/requests", self.requests),
+                Route("/scripted/script", self.replace_script, methods=["POST"]),
             ]
         )
 
@@ -105,6 +108,15 @@ class ScriptedEngine:
 
     async def requests(self, request: Request) -> Response:
         return JSONResponse([asdict(asked) for asked in self.asked])
+
+    async def replace_script(self, request: Request) -> Response:
+        try:
+            script = read_script(await request.json())
+            ids = [self._step_ids(step) for step in script.steps]
+        except ValueError as error:
+            return JSONResponse(_error(400, str(error)), 400)
+        self.script, self._ids, self.asked = script, ids, []
+        return Response()
 
     async def generate(self, request: Request) -> Response:
         body = await request.json()
@@ -133,7 +145,10 @@ class ScriptedEngine:
         step = self.script.steps[chosen]
         if step.fail is not None:
             return self._refuse(asked, step.fail, step.message)
-        reply = self._reply(asked, step, self._ids[chosen], len(self.asked) - 1)
+        ids = self._ids[chosen]
+        if step.obey and (schema := asked_schema(asked.sampling_params)) is not None:
+            ids = self._step_ids(Step(raw=json.dumps(made_up(schema))))
+        reply = self._reply(asked, step, ids, len(self.asked) - 1)
         if asked.stream:
             return StreamingResponse(self._stream(asked, reply), media_type="text/event-stream")
         choices = [choice async for choice in self._choices(reply)]
@@ -232,6 +247,21 @@ class ScriptedEngine:
                 messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False
             )
         )
+
+
+def asked_schema(params: JsonObject) -> JsonObject | None:
+    """The JSON schema that a request's structural tag holds the reply to; ``None``: there is none."""
+    tag = (params.get("structured_outputs") or {}).get("structural_tag")
+    waiting: list[Any] = [] if tag is None else [json.loads(tag)]
+    while waiting:
+        match waiting.pop():
+            case {"type": "json_schema", "json_schema": dict(schema)}:
+                return schema
+            case dict(value):
+                waiting += value.values()
+            case list(value):
+                waiting += value
+    return None
 
 
 def _choice(reply: Reply, start: int, end: int) -> JsonObject:

@@ -1,5 +1,6 @@
 """A gateway that another command starts for its own use: on a free port, waited for, stopped afterwards."""
 
+import contextlib
 import os
 import sys
 import time
@@ -10,7 +11,7 @@ from dragoman.cli import processes
 from dragoman.cli.episode import connect
 from dragoman.cli.output import Failure, step
 from dragoman.cli.processes import Child
-from dragoman.gateway_client import GatewayError
+from dragoman.gateway_client import GatewayClient, GatewayError
 from dragoman.home import state_folder
 
 GATEWAY_SECONDS = 120.0
@@ -30,14 +31,17 @@ def gateway(engine: str, max_reply_tokens: int) -> Iterator[str]:
         yield f"http://{address}"
 
 
-def wait_for_gateway(child: Child, address: str, timeout: float) -> None:
-    """Return when the gateway answers and has loaded the model. Raises ``Failure`` with its last lines."""
+def wait_for_gateway(child: Child, address: str, timeout: float, client: GatewayClient | None = None) -> None:
+    """Return when the gateway answers and has loaded the model. Raises ``Failure`` with its last lines.
+
+    ``client``: for a gateway whose state folder is not this process's own; it stays open.
+    """
     limit = time.monotonic() + timeout
     last = "it does not answer"
-    with connect(address) as client:
+    with contextlib.nullcontext(client) if client is not None else connect(address) as asking:
         while True:
             try:
-                if client.status().model is not None:
+                if asking.status().model is not None:
                     return
                 last = "it has not loaded the engine's model"
             except GatewayError as error:

@@ -1,10 +1,12 @@
-"""``dragoman harness list|install|check``: which harnesses there are, at which versions, and which are ready here."""
+"""``dragoman harness list|install|check|probe``: which harnesses there are, which are ready here,
+and what an unknown one does."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dragoman.cli import probe
 from dragoman.cli.output import Failure, console, print_json, say, step
 
 if TYPE_CHECKING:
@@ -12,9 +14,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="The harnesses that can be run: list them, install them at their pinned versions, check them.",
+    help="The harnesses that can be run: list, install and check them; and probe any other.",
     rich_markup_mode=None,
 )
+
+app.command(context_settings=probe.CONTEXT)(probe.probe)
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Which ones (default: all).")]
 
