@@ -105,3 +105,11 @@ def read_upstream(text: str) -> Upstream | None:
     if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/") or url.query:
         raise ValueError(f"must be 'provider' or an address as https://host:port, not {text!r}")
     return Upstream(url.scheme, url.hostname, url.port or (443 if url.scheme == "https" else 80))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host as somebody wrote it is this machine's own loopback: ``localhost`` or such an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

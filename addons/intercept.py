@@ -1,4 +1,4 @@
-"""The entry for ``mitmdump -s``: options, routing of flows, egress policy, and hosting the app.
+"""The entry for ``mitmdump -s``: where each flow goes.
 
 Rules of this module: mitmproxy loads it under a name of its own, so nothing imports it. It decides where a flow goes
 and nothing about what it means. Credentials are taken out of a flow before it goes anywhere; the origin is put back
@@ -6,30 +6,25 @@ before it is saved, so a saved flow says what the harness said and heard, and ca
 """
 
 import asyncio
-import contextlib
-import ipaddress
 import logging
 import re
-import socket
 import urllib.parse
-from collections.abc import Iterator
 from typing import TextIO
 
 import orjson
-import uvicorn
-from mitmproxy import connection, ctx, exceptions, http
+from mitmproxy import connection, ctx, http
 from mitmproxy.addonmanager import Loader
-from mitmproxy.options import Options
 from mitmproxy.proxy import mode_specs
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from dragoman import home
 from dragoman.addons.app import create_app
 from dragoman.addons.diversion import Diversions
-from dragoman.addons.egress import Egress, Upstream, read_egress, read_upstream
+from dragoman.addons.egress import Egress, is_loopback, read_egress, read_upstream
 from dragoman.addons.errors import DragomanError
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.hop import INTERNAL_PREFIX, Hop, Tickets
+from dragoman.addons.hosting import HostedApp
 from dragoman.addons.identity import (
     CREDENTIAL_HEADERS,
     Credentials,
@@ -37,28 +32,17 @@ from dragoman.addons.identity import (
     read_proxy_user,
 )
 from dragoman.addons.observer import NO_SOCKETS, Observer
+from dragoman.addons.options import add_options, check_options, own_address, read_settings
 from dragoman.addons.providers import provider_for_host
 from dragoman.addons.providers.side import find_side_answer
 from dragoman.addons.redact import join_target, redact, split_target, take_ours
-from dragoman.addons.settings import Settings
-from dragoman.certs.authority import ensure_authority
 
 log = logging.getLogger("dragoman")
-BODY_LIMIT = "256m"
-"""mitmproxy's own limit, for bodies in both directions; the app has a smaller one for requests."""
 HEADER_LIMIT = 64 * 1024
 """Bytes of a request's path and headers. The largest head of a harness had 6 kB."""
 CONTROL_PATH = re.compile(r"/*dragoman(/|$)")
 """The control API, whose answers hold tokens; more slashes than the app itself takes, to be on the safe side."""
 NOT_FOUND = b'{"error":{"type":"not_found","message":"blocked by the gateway: this host is not a model provider"}}'
-
-
-class _Server(uvicorn.Server):
-    """uvicorn inside mitmproxy's loop: mitmproxy keeps the signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Intercept:
@@ -67,18 +51,14 @@ class Intercept:
         self.leaving: dict[str, http.HTTPFlow] = {}
         """Flow id → flow on its way to another host, with credentials that must not be saved."""
         self.egress = Egress()
-        self.upstream: Upstream | None = None
-        """Where observed traffic goes; ``None``: to each provider's own host."""
         self.observer: Observer | None = None
         """Set where calls are not answered here but only looked at."""
         self.proxy_users: dict[str, str] = {}
         """Client connection id → user name of its CONNECT's proxy credentials."""
         self.ready = asyncio.Event()
         self.gateway: Gateway | None = None
-        self.server: _Server | None = None
-        self.serving: asyncio.Task[None] | None = None
+        self.app: HostedApp | None = None
         self.warming: asyncio.Task[None] | None = None
-        self.port = 0
         self.announced: TextIO | None = None
         """Open as long as other commands may count on this gateway."""
 
@@ -87,65 +67,17 @@ class Intercept:
     def load(self, loader: Loader) -> None:
         for noisy in ("alembic", "httpx", "httpcore", "transformers"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
-        add = loader.add_option
-        add("dragoman_engine", str, home.DEFAULT_ENGINE, "Address of the vLLM server.")
-        add("dragoman_store", str, "", "SQLAlchemy URL of the store. Default: dragoman.db in the state folder.")
-        add("dragoman_model", str, "", "Folder or name of the tokenizer's model. Default: the engine's own.")
-        add("dragoman_renderer", str, "auto", "Message renderer: auto, template, or a name of the renderers package.")
-        add("dragoman_max_reply_tokens", int, 4096, "Cap on the tokens of one reply.")
-        add("dragoman_thinking", str, "template", "Earlier reasoning that the template drops: template, or keep.")
-        add("dragoman_open", bool, False, "Open an episode by itself for traffic without a token (loopback only).")
-        add("dragoman_egress", str, "block", "Hosts that are no provider: block, pass, or 'allow HOST…'.")
-        add("dragoman_observe", str, "", "Only look on: pass calls to 'provider', or to an address, and record them.")
-        add("dragoman_names", str, "", "Further host names under which harnesses reach this gateway, by spaces.")
-        add("dragoman_fsync", bool, False, "Survive power loss too, at the price of one fsync a commit.")
-        add("dragoman_websockets", bool, True, "Take WebSockets (Codex); if not, answer 426 and it takes HTTP.")
-        add("dragoman_replay_token", str, "", "Episode token for flows replayed with -C (credentials are not saved).")
-        # Before mitmproxy is told of the folder: it would make an authority of its own there.
-        ensure_authority(home.state_folder() / "certs")
-        # The harness speaks to us; mitmproxy must never dial the real provider by itself.
-        ctx.options.update(confdir=str(home.state_folder() / "certs"), connection_strategy="lazy", upstream_cert=False)
-        # What is neither HTTP nor WebSocket would pass every check below.
-        ctx.options.update(rawtcp=False)
-        if ctx.options.body_size_limit is None:
-            ctx.options.update(body_size_limit=BODY_LIMIT)
+        add_options(loader)
 
     def configure(self, updated: set[str]) -> None:
-        if "dragoman_egress" in updated:
-            try:
-                self.egress = read_egress(ctx.options.dragoman_egress)
-            except ValueError as error:
-                raise exceptions.OptionsError(f"dragoman_egress: {error}") from error
-        if "dragoman_observe" in updated and ctx.options.dragoman_observe:
-            try:
-                self.upstream = read_upstream(ctx.options.dragoman_observe)
-            except ValueError as error:
-                raise exceptions.OptionsError(f"dragoman_observe: {error}") from error
-        if "dragoman_thinking" in updated and ctx.options.dragoman_thinking not in ("template", "keep"):
-            raise exceptions.OptionsError(
-                f"dragoman_thinking must be template or keep, not {ctx.options.dragoman_thinking!r}"
-            )
-        if "dragoman_max_reply_tokens" in updated and ctx.options.dragoman_max_reply_tokens < 1:
-            raise exceptions.OptionsError("dragoman_max_reply_tokens must be at least 1")
-        if ctx.options.dragoman_open and not _is_loopback(ctx.options.listen_host or ""):
-            raise exceptions.OptionsError("dragoman_open needs --listen-host 127.0.0.1: it asks for no credential")
+        check_options(updated)
 
     # -- hosting the app --------------------------------------------------------------------------------------------
 
     async def running(self) -> None:
         options = ctx.options
-        settings = Settings(
-            store=options.dragoman_store or home.default_store_url(),
-            operator_key=home.operator_key(home.state_folder()),
-            engine=options.dragoman_engine,
-            model=options.dragoman_model or None,
-            renderer=options.dragoman_renderer,
-            thinking=options.dragoman_thinking,
-            max_reply_tokens=options.dragoman_max_reply_tokens,
-            open_mode=options.dragoman_open,
-            fsync=options.dragoman_fsync,
-            websockets=options.dragoman_websockets,
-        )
+        settings = read_settings(options)
+        self.egress = read_egress(options.dragoman_egress)
         self.gateway = Gateway(settings, self.diversions.tickets)
         try:
             await self.gateway.start()
@@ -153,26 +85,12 @@ class Intercept:
             log.error("dragoman cannot start: %s", error)
             ctx.master.shutdown()
             raise
-        # IPPROTO_TCP, not 0: asyncio sets TCP_NODELAY only then, and without it every call waits 40 ms for an ACK.
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.bind(("127.0.0.1", 0))
-        self.port = listener.getsockname()[1]
-        config = uvicorn.Config(
-            create_app(self.gateway),
-            log_level="warning",
-            lifespan="off",
-            server_header=False,
-            ws="wsproto",
-            ws_max_size=settings.request_limit,
-            ws_ping_interval=None,  # Codex answers none while its tools run, and would be cut off for it
-        )
-        self.server = _Server(config)
-        self.serving = asyncio.create_task(self.server.serve(sockets=[listener]), name="dragoman app")
+        self.app = HostedApp(create_app(self.gateway), message_limit=settings.request_limit)
         if options.dragoman_observe:
-            self.observer = Observer(self.gateway, self.upstream)
+            self.observer = Observer(self.gateway, read_upstream(options.dragoman_observe))
         else:
             self.warming = asyncio.create_task(self._warm(self.gateway), name="dragoman model")
-        self.announced = home.announce_gateway(home.state_folder(), _own_address(options))
+        self.announced = home.announce_gateway(home.state_folder(), own_address(options))
         self.ready.set()
 
     async def _warm(self, gateway: Gateway) -> None:
@@ -185,10 +103,10 @@ class Intercept:
     async def done(self) -> None:
         for flow in self.leaving.values():  # mitmproxy saves the unfinished ones now
             redact(flow)
-        if self.server is not None and self.serving is not None and self.gateway is not None:
-            self.server.should_exit = True
+        if self.app is not None and self.gateway is not None:
+            self.app.no_more()
             await self.gateway.stop()
-            await self.serving
+            await self.app.ended()
         if self.announced is not None:
             self.announced.close()
 
@@ -232,9 +150,10 @@ class Intercept:
         if self.observer is not None and self._is_observed(flow, own):
             await self._observe(self.observer, flow, own)
         elif own or provider_for_host(host) is not None:
+            assert self.app is not None
             hop = self._take_credentials(flow, own)
             path = urllib.parse.unquote(split_target(flow.request.path)[0])
-            self.diversions.divert(flow, hop, self.port, keep=not CONTROL_PATH.match(path))
+            self.diversions.divert(flow, hop, self.app.port, keep=not CONTROL_PATH.match(path))
         elif (refusal := await self._refuse_stranger(flow)) is not None:
             flow.response = refusal
         elif side := find_side_answer(host, flow.request.method, split_target(flow.request.path)[0]):
@@ -248,8 +167,11 @@ class Intercept:
         """A name that may be asked for must not lead back to this machine, whatever it resolves to."""
         assert data.server.address is not None
         host, port = data.server.address[:2]
-        named = self.observer is not None and self.upstream is not None and self.upstream.address == (host, port)
-        if (host, port) == ("127.0.0.1", self.port) or data.server.via is not None or named:
+        assert self.app is not None
+        named = [("127.0.0.1", self.app.port)]
+        if self.observer is not None and self.observer.upstream is not None:
+            named.append(self.observer.upstream.address)
+        if (host, port) in named or data.server.via is not None:
             return
         try:
             address = await self.egress.resolve(host, port, asyncio.get_running_loop().getaddrinfo)
@@ -278,7 +200,7 @@ class Intercept:
             return False
         host = flow.request.host.lower()
         names = {"localhost", (ctx.options.listen_host or "").lower(), *ctx.options.dragoman_names.lower().split()}
-        return host in names or _is_loopback(host) or isinstance(flow.client_conn.proxy_mode, mode_specs.ReverseMode)
+        return host in names or is_loopback(host) or isinstance(flow.client_conn.proxy_mode, mode_specs.ReverseMode)
 
     def _is_observed(self, flow: http.HTTPFlow, own: bool) -> bool:
         """Whether a request is for a provider; what is for the control API is not."""
@@ -339,19 +261,6 @@ class Intercept:
             self.observer.finish(flow)
         self.leaving.pop(flow.id, None)
         redact(flow)  # also where a request was refused before anything looked at its credentials
-
-
-def _own_address(options: Options) -> str:
-    """Where this gateway is reached from this machine."""
-    host = options.listen_host or "127.0.0.1"
-    return f"http://{f'[{host}]' if ':' in host else host}:{options.listen_port or 8080}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _proxy_authentication_required() -> http.Response:

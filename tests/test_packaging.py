@@ -35,6 +35,8 @@ TESTED_IN = {
     # Parts of the app, through it.
     "addons/call.py": "tests/addons/test_app.py",
     "addons/gateway.py": "tests/addons/test_app.py",
+    "addons/hosting.py": "tests/addons/test_intercept.py",
+    "addons/options.py": "tests/addons/test_intercept.py",
     "addons/served.py": "tests/addons/test_app.py",
     "addons/settings.py": "tests/addons/test_app.py",
     # Parts of a dialect, through it.

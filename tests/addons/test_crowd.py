@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from dragoman.addons.providers import PROVIDERS
 from dragoman.gateway_client import OpenedEpisode
@@ -149,8 +150,6 @@ def stored(gateway: RunningGateway) -> dict[str, list[CallInfo]]:
     database = Database.open(gateway.store_url)
     try:
         with database.reading() as session:
-            from sqlalchemy import text
-
             ids = [row[0] for row in session.execute(text("SELECT id FROM episodes"))]
             return {one: read_calls(session, one) for one in ids}
     finally:
@@ -166,8 +165,9 @@ async def test_every_call_lands_in_its_own_episode(gateway: RunningGateway) -> N
         for n in crowd.chance.sample(range(EPISODES), 100)
     ]
     async with crowd.client:
-        answers = await asyncio.gather(*(crowd.honest(episode) for episode in episodes), *forged)
-    replies, refusals = answers[:EPISODES], answers[EPISODES:]
+        replies, refusals = await asyncio.gather(
+            asyncio.gather(*(crowd.honest(episode) for episode in episodes)), asyncio.gather(*forged)
+        )
     assert set(refusals) == {401}
     calls = stored(gateway)
     assert calls.pop(spent.id) == []

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.addons.egress import Egress, Upstream, is_internal, read_egress, read_upstream
+from dragoman.addons.egress import Egress, Upstream, is_internal, is_loopback, read_egress, read_upstream
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,8 @@ def test_addresses() -> None:
     assert read_upstream("provider") is None
     assert read_upstream("https://gate.example") == Upstream("https", "gate.example", 443)
     assert read_upstream("http://gate.example:81/") == Upstream("http", "gate.example", 81)
+
+
+def test_loopback() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "gpu-box")] == [False] * 4

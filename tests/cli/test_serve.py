@@ -16,7 +16,7 @@ from dragoman.certs.authority import ensure_authority
 from dragoman.cli.checks import check_gateway_ca
 from dragoman.cli.output import Failure
 from dragoman.cli.processes import free_port, running
-from dragoman.cli.serve import ServeOptions, greeting, is_loopback, mitmdump_arguments, split_listen
+from dragoman.cli.serve import ServeOptions, greeting, mitmdump_arguments, split_listen
 
 
 def options(**changes: Any) -> ServeOptions:
@@ -61,11 +61,6 @@ def test_listen(listen: str, parts: tuple[str, int]) -> None:
 def test_listen_refuses(listen: str) -> None:
     with pytest.raises(Failure, match="is not HOST:PORT"):
         split_listen(listen)
-
-
-def test_loopback() -> None:
-    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
-    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "gpu-box")] == [False] * 4
 
 
 def test_arguments_say_only_what_was_said() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dragoman.addons.egress import is_loopback, read_egress, read_upstream
 from dragoman.cli.output import Failure, say
 from dragoman.home import DEFAULT_ENGINE
 
@@ -107,22 +108,10 @@ def split_listen(listen: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def is_loopback(host: str) -> bool:
-    import ipaddress
-
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def mitmdump_arguments(options: ServeOptions) -> list[str]:
     """The command line for mitmdump. Raises ``Failure`` for a policy that is none, and when credentials would not be
     asked for beyond loopback."""
     import dragoman.addons
-    from dragoman.addons.egress import read_egress, read_upstream
 
     try:
         read_egress(options.egress)
