@@ -51,12 +51,12 @@ class OwnReplies:
     """The replies that went out on one socket: its later messages may name them even where nobody else may."""
 
     ids: set[str] = field(default_factory=set)
-    last: tuple[str, Earlier] | None = None
-    """The newest, which the next message most likely names; the others are read from the store."""
+    last: tuple[str, str, Earlier] | None = None
+    """Episode and call of the newest, which the next message most likely names; the others are read from the store."""
 
-    def add(self, call_id: str, earlier: Earlier) -> None:
-        self.ids.add(call_id)
-        self.last = (call_id, earlier)
+    def add(self, arrival: CallArrival, earlier: Earlier) -> None:
+        self.ids.add(arrival.id)
+        self.last = (arrival.episode_id, arrival.id, earlier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,8 @@ async def _parse(gateway: Gateway, asked: Asked, body: Body) -> ChatRequest:
 async def _find_earlier(gateway: Gateway, asked: Asked, call_id: str) -> Earlier | None:
     """What the reply of ``call_id`` stands for; ``None``: this request cannot name it."""
     own = asked.own
-    if own is not None and own.last is not None and own.last[0] == call_id:
-        return own.last[1]
+    if own is not None and own.last is not None and own.last[:2] == (asked.episode.id, call_id):
+        return own.last[2]
     kept = await gateway.kept(asked.episode.id, call_id)
     if kept is None or not (kept.anyone or (own is not None and call_id in own.ids)):
         return None

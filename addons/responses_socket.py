@@ -173,7 +173,7 @@ class _Socket:
             async for chunk in chunks:
                 await self._send(chunk)
         if isinstance(closing := generation.events[-1], ReplyFinished):
-            self._own.add(call.id, earlier_of(call.request, closing.reply.parts))
+            self._own.add(call.arrival, earlier_of(call.request, closing.reply.parts))
 
     async def _warm_up(self, warm: WarmedUp) -> None:
         """Created and completed at once, with nothing in it."""
@@ -182,7 +182,7 @@ class _Socket:
         encoder = OPENAI_RESPONSES.encoder(request)
         reply = Reply(arrival.id, request.model, created, (), "stop", Usage(0, 0))
         started = ReplyStarted(arrival.id, request.model, created, prompt_tokens=0)
-        self._own.add(arrival.id, earlier_of(request, ()))
+        self._own.add(arrival, earlier_of(request, ()))
         await self._send(encoder.encode(started) + encoder.encode(ReplyFinished(reply)))
 
     async def _refuse(self, error: DragomanError, call_id: str | None, lane: str | None) -> None:

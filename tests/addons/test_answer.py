@@ -17,6 +17,7 @@ from dragoman.addons.messages import Earlier, Message, TextPart
 from dragoman.addons.providers.base import Route
 from dragoman.addons.providers.openai_responses import ON_SOCKET, OPENAI_RESPONSES
 from dragoman.store.episodes import find_by_token
+from dragoman.store.records import CallArrival
 from tests.addons.test_app import Served, serve
 from tests.scripted import scripted_engine
 
@@ -49,8 +50,6 @@ def asked(served: Served, value: dict[str, object], own: OwnReplies | None) -> A
 
 
 async def test_the_newest_reply_of_a_socket_needs_no_store(tmp_path: Path) -> None:
-    own = OwnReplies()
-    own.add("a" * 20, replace(EARLIER))
     value: dict[str, object] = {
         "model": "m",
         "input": [],
@@ -59,10 +58,14 @@ async def test_the_newest_reply_of_a_socket_needs_no_store(tmp_path: Path) -> No
     }
     with scripted_engine([{"text": "x"}]) as engine:
         async with serve(tmp_path, engine.address) as served:
+            own = OwnReplies()
+            own.add(CallArrival("a" * 20, served.episode_id, "openai_responses", "/v1/responses", 1.0), EARLIER)
             warmed = await answer_call(served.gateway, asked(served, value, own))
             assert isinstance(warmed, answer.WarmedUp)
             assert warmed.request.messages == EARLIER.messages
-            # no other request may name it, since it was never stored
+            # in another episode it is not there; and no other request may name it, since it was never stored
+            own.add(CallArrival("a" * 20, "e2", "openai_responses", "/v1/responses", 1.0), EARLIER)
+            assert isinstance(await answer_call(served.gateway, asked(served, value, own)), Refused)
             refused = await answer_call(served.gateway, asked(served, value, OwnReplies()))
             assert isinstance(refused, Refused)
             assert refused.error.field == "previous_response_id"

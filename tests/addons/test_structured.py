@@ -13,8 +13,17 @@ import numpy as np
 import pytest
 
 from dragoman.addons.errors import ContextTooLong, EngineFailed, InvalidRequest, Unsupported
-from dragoman.addons.messages import ChatRequest, Message, ResponseFormat, Sampling, TextPart, Tool, ToolChoice
-from dragoman.addons.structured import FREE, Limits, read_limits, reading
+from dragoman.addons.messages import (
+    ChatRequest,
+    Message,
+    ResponseFormat,
+    ResponsesDetails,
+    Sampling,
+    TextPart,
+    Tool,
+    ToolChoice,
+)
+from dragoman.addons.structured import FREE, SUMMARY, Limits, read_limits, reading
 from dragoman.addons.tokens import TokenCodec
 from dragoman.store.records import JsonObject, ProviderName, TokenIds
 from tests.addons.test_app import serve
@@ -470,3 +479,16 @@ async def test_what_cannot_be_enforced_is_a_400_that_names_the_field(
         assert "Invalid structural tag" in response.json()["error"]["message"]
         outcome = await served.last_outcome()
         assert (outcome.status, outcome.constrained) == ("refused", True)
+
+
+def test_a_compaction_is_sampled_freely_and_what_looks_like_a_call_is_a_part_of_its_text() -> None:
+    details = ResponsesDetails(compaction="item")
+    asked = replace(request("openai_responses", tools=TOOLS, tool_choice=REQUIRED), responses=details)
+    limits = read_limits(asked, codec(), np.array([1], dtype=np.int32), Sampling(max_tokens=9))
+    assert limits == SUMMARY
+    assert limits.structured is None
+    stream = reading(codec(), limits).text_stream(np.array([1], dtype=np.int32), TOOLS, stop=())
+    text = '<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call>'
+    stream.feed(codec().encode(text).tolist())
+    _, parsed, _ = stream.finish()
+    assert (parsed.tool_calls, parsed.text) == ((), text)
