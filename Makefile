@@ -34,7 +34,7 @@ lint:
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy -p dragoman
-	.venv/bin/mypy tests scripts
+	.venv/bin/mypy tests scripts bench
 
 e2e-first: setup
 	@.venv/bin/python scripts/e2e_first.py

@@ -72,7 +72,7 @@ def _refusal(request: Request, answer: Answer, known: frozenset[str]) -> list[st
     if not message.strip():
         return [f"a {answer.status} without a message"]
     if answer.status in (400, 422) and not names_a_field(
-        message, error.get("param") or error.get("field"), request.fields | known
+        message, error.get("param", error.get("field")), request.fields | known
     ):
         return [f"a {answer.status} that names no field: {message[:300]!r}"]
     return []
@@ -80,7 +80,7 @@ def _refusal(request: Request, answer: Answer, known: frozenset[str]) -> list[st
 
 def names_a_field(message: str, at: str | None, fields: frozenset[str]) -> bool:
     """``at``: where the error says beside its message; ``None``: its dialect has no place for that."""
-    if _UNREAD.match(message):
+    if _UNREAD.match(message) or (at is not None and at in fields):  # a field's name may well be empty
         return True
     found = _FIELD.match(at or message)
     return found is not None and found[1] in fields

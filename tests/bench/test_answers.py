@@ -81,3 +81,5 @@ def test_googles_error_repeats_its_status() -> None:
 def test_where_a_dialect_has_a_place_for_the_field_it_counts() -> None:
     assert names_a_field("no such thing", "messages[0].content", KNOWN)
     assert not names_a_field("messages: no", "prompt", KNOWN)
+    assert not names_a_field("unknown field ''", "", KNOWN)
+    assert names_a_field("unknown field ''", "", KNOWN | {""})
