@@ -26,7 +26,8 @@ SILENCE, LONG_SILENCE = 20.0, 330.0
 """Seconds until the first token."""
 NO_HEADERS = 400.0
 """Seconds for which a request is given no answer at all."""
-RETRY_AFTER = 2
+RETRY_AFTER = 3
+"""Seconds: longer than most wait of their own at the first failure, and shorter than some."""
 
 Needs = Literal["nothing", "shell", "agent"]
 
@@ -41,6 +42,8 @@ class Fault:
     """Seconds, for the header of that name."""
     wait: float = 0.0
     """Seconds without any answer; then it is answered as usual."""
+    offers_tools: bool = False
+    """Only a request that offers tools meets it, so that none does that is made beside the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ def steps(case: Case, shell: ShellTool | None, agent: AgentTool | None) -> list[
         return [
             {"match": SUB_TASK, "unless": PROMPT, "text": SUB_DONE, "repeat": True},
             {"match": SUB_DONE, "text": DONE, "repeat": True},
-            {"match": _names(agent.tool.name), "tool_calls": [agent.call(SUB_TASK)]},
+            {"match": _names(agent.tool.name), "tool_calls": agent.calls(SUB_TASK)},
             {"match": _names(agent.tool.name), "text": DONE, "repeat": True},
             beside,
         ]

@@ -18,7 +18,7 @@ __all__ = ["ending", "findings", "offered", "turns_of"]
 
 Runs = Sequence[CaseRun]
 TRIES = 0.05
-"""Seconds within which two requests began at once."""
+"""Seconds by which a clock may be off."""
 
 
 def findings(runs: Runs) -> tuple[Finding, ...]:
@@ -346,7 +346,8 @@ def failure(run: CaseRun) -> Finding | None:
             waited = gaps[faulty[0]]
             said.append(f"tried again after {waited:.1f} s")
             if run.case == "error-429":
-                said.append("as it was told" if waited >= RETRY_AFTER - TRIES else f"though told {RETRY_AFTER} s")
+                obeys = RETRY_AFTER - TRIES <= waited < RETRY_AFTER * 1.5
+                said.append(f"{'as it was' if obeys else 'though'} told {RETRY_AFTER} s")
         else:
             said.append("not tried again")
     elif run.case == "no-headers":

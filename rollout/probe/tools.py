@@ -20,7 +20,7 @@ _COMMANDS = ("command", "cmd", "commands", "script", "shell_command", "bash_comm
 # A tool that shows or ends a command that runs already has a command's words, too.
 _NOT_SHELL = re.compile(r"(?i)output|kill|stop|status|list|read|write|stdin|monitor|wait|history")
 _AGENT_NAMES = re.compile(
-    r"(?i)^(.*[_.])?(task|agent|sub_?agent|(spawn|invoke|run|start|launch)_(sub_?)?agent|delegate)$"
+    r"(?i)^(.*(__|[./]))?(task|agent|sub_?agent|(spawn|invoke|run|start|launch)_(sub_?)?agent|delegate)$"
 )
 _TASKS = ("prompt", "message", "task", "instructions", "instruction", "query", "objective")
 # What kinds of a sub-agent are called where a tool asks for one without an enum.
@@ -53,9 +53,15 @@ class AgentTool:
     tool: OfferedTool
     parameter: str
 
-    def call(self, task: str) -> JsonObject:
-        given = {self.parameter: task, **_kinds(self.tool)}
-        arguments = made_up(self.tool.parameters, given, text="write_a_file")
+    def calls(self, task: str) -> list[JsonObject]:
+        """Calls of it that start one sub-agent: one; or one for each kind that there may be, where it does not say."""
+        asked = _asked_kinds(self.tool)
+        spoken_of = f"{self.tool.description} {self.tool.parameters}"
+        kinds = [kind for kind in _KINDS if re.search(rf"\b{kind}\b", spoken_of)][:1] or list(_KINDS)
+        return [self._call(task, dict.fromkeys(asked, kind)) for kind in (kinds if asked else kinds[:1])]
+
+    def _call(self, task: str, kind: dict[str, str]) -> JsonObject:
+        arguments = made_up(self.tool.parameters, {self.parameter: task, **kind}, text="write_a_file")
         for name, schema in _properties(self.tool).items():
             # else it is handed the whole conversation, or nobody waits for it
             if name == "fork_turns":
@@ -113,14 +119,11 @@ def _command_parameter(tool: OfferedTool) -> tuple[str, Literal["text", "words"]
     return None
 
 
-def _kinds(tool: OfferedTool) -> dict[str, str]:
-    """For each required parameter that asks for a kind of agent without an enum, one that the tool speaks of."""
-    said = f"{tool.description} {tool.parameters}"
-    kind = next((kind for kind in _KINDS if re.search(rf"\b{kind}\b", said)), None)
+def _asked_kinds(tool: OfferedTool) -> list[str]:
+    """The required parameters that ask for a kind of sub-agent by its name, without an enum."""
     required = tool.parameters.get("required", ())
-    names = [
+    return [
         name
         for name, schema in _properties(tool).items()
         if name in required and "enum" not in schema and re.search(r"(?i)type|agent|kind", name)
     ]
-    return {} if kind is None else dict.fromkeys(names, kind)

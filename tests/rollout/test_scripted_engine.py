@@ -166,3 +166,27 @@ def test_a_wrong_script_ends_the_process_with_its_reason(tmp_path: Path) -> None
     done = subprocess.run([*command, "--script", str(script)], capture_output=True, text=True)
     assert done.returncode == 2
     assert "step 0: ['txt'] is not known" in done.stderr
+
+
+def test_another_script_takes_the_place_of_the_first_and_what_was_asked_is_forgotten(tokenizer: Any) -> None:
+    with scripted_engine([{"text": "one"}]) as engine:
+        generate(engine, [5])
+        put = httpx.post(f"{engine.address}/scripted/script", json=[{"text": "two"}], trust_env=False)
+        forgotten = engine.requests()
+        said = tokenizer.decode(generate(engine, [5]).json()["choices"][0]["token_ids"])
+        wrong = httpx.post(f"{engine.address}/scripted/script", json=[{"txt": "x"}], trust_env=False)
+    assert (put.status_code, forgotten, said) == (200, [], "two<|im_end|>")
+    assert wrong.status_code == 400
+    assert "txt" in wrong.text
+
+
+@pytest.mark.parametrize("obey", [True, False])
+def test_a_step_obeys_the_schema_of_a_request_when_it_says_so(tokenizer: Any, obey: bool) -> None:
+    schema = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
+    form = {"type": "sequence", "elements": [{"type": "json_schema", "json_schema": schema}]}
+    tag = json.dumps({"type": "structural_tag", "format": form})
+    with scripted_engine([{"text": "a title", "obey": obey, "repeat": True}]) as engine:
+        held = generate(engine, [5], structured_outputs={"structural_tag": tag}).json()["choices"][0]
+        free = generate(engine, [5]).json()["choices"][0]
+    assert tokenizer.decode(held["token_ids"]) == ('{"title": "x"}<|im_end|>' if obey else "a title<|im_end|>")
+    assert tokenizer.decode(free["token_ids"]) == "a title<|im_end|>"

@@ -183,7 +183,7 @@ class _Player:
         httpx.post(f"{self.engine}/scripted/script", json=script, trust_env=False).raise_for_status()
         fault, notes = self.folder / probe_watch.FAULT, self.folder / probe_watch.NOTES
         if case.fault is not None:
-            fault.write_text(json.dumps(asdict(case.fault)))
+            fault.write_text(json.dumps(asdict(replace(case.fault, offers_tools=bool(known)))))
         notes.write_text("")
         looked_up, tried = len(self.names or ()), no_route() if self.names is not None else 0
         work = self._workdir(f"{mode}-{case.name}")

@@ -44,7 +44,7 @@ class Watch:
         found = find_provider(host=None, method=flow.request.method, path=path, query=query, headers=headers)
         if flow.response is not None or found is None or found[1].kind != "generate":
             return
-        fault = self._take_fault()
+        fault = self._take_fault(offers_tools=b'"tools"' in (flow.request.get_content(strict=False) or b""))
         if fault is None:
             return
         if fault["wait"]:
@@ -60,13 +60,15 @@ class Watch:
         body = json.dumps(found[0].error_body(error, None))
         flow.response = http.Response.make(fault["status"], body, told)
 
-    def _take_fault(self) -> JsonObject | None:
+    def _take_fault(self, *, offers_tools: bool) -> JsonObject | None:
+        """The fault for a request, which is then used up; ``None``: there is none, or it is for another one."""
         file = self._folder() / FAULT
-        try:
-            fault: JsonObject = json.loads(file.read_text())
-            file.unlink()
-        except FileNotFoundError:
+        if not file.exists():
             return None
+        fault: JsonObject = json.loads(file.read_text())
+        if fault["offers_tools"] and not offers_tools:
+            return None
+        file.unlink()
         return fault
 
     def _note(self, what: dict[str, Any]) -> None:
