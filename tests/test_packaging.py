@@ -42,6 +42,7 @@ TESTED_IN = {
     # Parts of a dialect, through it.
     "addons/providers/openai_errors.py": "tests/addons/providers/test_openai_chat.py",
     "addons/providers/openai_tools.py": "tests/addons/providers/test_openai_responses.py",
+    "rollout/probe/records.py": "tests/rollout/probe/test_judge.py",
     # Parts of a command, through it.
     "src/dragoman/cli/call_view.py": "tests/cli/test_show.py",
     "src/dragoman/cli/checks.py": "tests/cli/test_doctor.py",
