@@ -121,7 +121,8 @@ def test_no_module_beside_the_mitmproxy_script_hides_a_library() -> None:
     # mitmproxy puts the script's folder first on sys.path.
     known = set(packages_distributions()) | sys.stdlib_module_names
     known |= {"accelerate", "peft", "ray", "torch", "trl", "vllm"}
-    own = {path.stem if path.suffix == ".py" else path.name for path in (ROOT / "addons").iterdir()} - {"__init__"}
+    own = {path.stem if path.suffix == ".py" else path.name for path in (ROOT / "addons").iterdir()}
+    own -= {"__init__", "__pycache__"}
 
     assert own & known == set()
 
