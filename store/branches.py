@@ -38,9 +38,10 @@ ExclusionReason = Literal[
     "too_long",
 ]
 """Why a call is not trained; the first that holds, in this order. ``open``: it has no outcome yet. ``retry``: it was
-given the reply of another call, where the tokens are. ``observed``: a real provider answered it. A kind: not one of those asked for. ``empty``: nothing was
-sampled. ``constrained``: a grammar or forced tool decided, not the policy alone. ``unknown_policy``: the version that
-sampled is not stored for every token. ``too_long``: prompt and completion together are longer than asked for."""
+given the reply of another call, where the tokens are. ``observed``: a real provider answered it. A kind: not one of
+those asked for. ``empty``: nothing was sampled. ``constrained``: a grammar or forced tool decided, not the policy
+alone. ``unknown_policy``: the version that sampled is not stored for every token. ``too_long``: prompt and completion
+together are longer than asked for."""
 
 TRAINED_KINDS: frozenset[CallKind] = frozenset({"main", "subagent"})
 
