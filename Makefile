@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
 ARGS ?=
 
-.PHONY: help setup quickstart test lint e2e-first e2e-harnesses fuzz bench bench-drift clean
+.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex probe-harnesses fuzz bench bench-drift clean
 
 help:
 	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
@@ -15,6 +15,7 @@ help:
 	@echo "                     DEFECTS=1: what each makes of broken replies; TURNS=1: longer runs and their traces;"
 	@echo "                     ONLY=codex: rows whose name begins so; RESUME=1: rows without a good outcome yet"
 	@echo "make e2e-codex   real Codex over WebSockets and HTTP: tools, sub-agent, compaction, resume, a killed gateway"
+	@echo "make probe-harnesses   dragoman harness probe on each, held against what is known of it; ONLY='claude pi' RESUME=1"
 	@echo "make bench-drift do later turns extend what was sampled, to the token? beside re-rendering"
 	@echo "make fuzz        COUNT=100000 wrong requests through the whole gateway, in one process; SEED=1"
 	@echo "make bench       all benchmarks"
@@ -41,6 +42,9 @@ e2e-first: setup
 
 e2e-harnesses: setup
 	@.venv/bin/python -m scripts.e2e_harnesses $(if $(DEFECTS),--defects) $(if $(TURNS),--turns) $(if $(RESUME),--resume) $(ONLY:%=--only %)
+
+probe-harnesses: setup
+	@.venv/bin/python -m scripts.probe_harnesses $(if $(RESUME),--resume) $(ONLY)
 
 fuzz: setup
 	@.venv/bin/python -m bench.fuzz $(COUNT:%=--count %) $(SEED:%=--seed %)

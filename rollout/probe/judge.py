@@ -326,6 +326,9 @@ def bad_reply(run: CaseRun) -> Finding | None:
     detail = f"{calls} call{'' if calls == 1 else 's'}" + (
         "" if run.exit_code in (0, None) else f", exit code {run.exit_code}"
     )
+    replayed = next((echo.call for one in run.main for echo in one.echoes if echo.call), "")
+    if run.case == "broken-json" and replayed:
+        detail += f", replayed as {replayed[:120]}"
     weight = "plain" if (run.case, answer) == ("empty", "ends") else _WEIGHTS[answer]
     return Finding(run.case, answer, weight, f"{detail} ({_case(run).what})")
 

@@ -49,6 +49,8 @@ class Echo:
     signature: Mark
     tool_ids: Mark
     """``changed``: ours is in it, with something around it."""
+    call: str = ""
+    """The first tool call as it was replayed: name and arguments; empty: none was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class AgentTool:
         arguments = made_up(self.tool.parameters, {self.parameter: task, **kind}, text="write_a_file")
         for name, schema in _properties(self.tool).items():
             # else it is handed the whole conversation, or nobody waits for it
-            if name == "fork_turns":
+            if name == "fork_turns" and "none" in str(schema):
                 arguments[name] = "none"
             if "background" in name and schema.get("type") == "boolean":
                 arguments[name] = False

@@ -26,7 +26,7 @@ def _echo(*parts: Part, provider: ProviderName = "openai_chat") -> Echo:
 
 
 def test_to_the_letter() -> None:
-    assert _echo(*SAID) == Echo("same", "same", "same", "none", "same")
+    assert _echo(*SAID) == Echo("same", "same", "same", "none", "same", 'bash {"a": 1}')
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def echo_of(origin: CallInfo, echoed: "Message") -> Echo:
         reasoning=_text_mark("".join(p.text for p in thoughts[0]), "".join(p.text for p in thoughts[1])),
         signature=signature,
         tool_ids=_worst(ids),
+        call=f"{calls[1][0].name} {calls[1][0].arguments}" if calls[1] else "",
     )
 
 

@@ -159,6 +159,13 @@ def test_how_a_bad_reply_is_taken(changes: dict[str, Any], answer: str) -> None:
     assert _found(text(), one)["broken-json"].answer == answer
 
 
+def test_how_a_call_that_is_no_json_is_replayed() -> None:
+    echo = replace(GOOD, call='invalid {"tool": "bash"}')
+    one = run("broken-json", calls=(call(1, "start"), call(2, marks=frozenset({42}), echoes=(echo,))))
+
+    assert 'replayed as invalid {"tool": "bash"}' in _found(text(), one)["broken-json"].detail
+
+
 def test_a_harness_without_tools_recovers_when_it_is_told_the_end() -> None:
     talked = run("error-500", calls=(call(1, "start", tools=(), said="I wrote the file."),))
 

@@ -78,6 +78,10 @@ def test_what_else_a_call_needs_is_made_up() -> None:
             {"description": "write_a_file", "prompt": "do it", "run_in_background": False},
         ),
         (
+            _tool("agent", "prompt", prompt="string", fork_turns={"type": "string", "description": "a number, or all"}),
+            {"prompt": "do it"},
+        ),
+        (
             _tool("task", "prompt", "subagent_type", prompt="string", subagent_type="string",
                   says="Agents: explore, general."),
             {"prompt": "do it", "subagent_type": "general"},
@@ -89,7 +93,7 @@ def test_what_else_a_call_needs_is_made_up() -> None:
         ),
         (
             _tool("collaboration__spawn_agent", "task_name", "message", task_name="string", message="string",
-                  fork_turns="string"),
+                  fork_turns={"type": "string", "description": "none, or all"}),
             {"task_name": "write_a_file", "message": "do it", "fork_turns": "none"},
         ),
     ],
