@@ -341,7 +341,7 @@ def failure(run: CaseRun) -> Finding | None:
     answer = ending(run)
     case = _case(run)
     faulty = [at for at, request in enumerate(run.requests) if case.fault and request.status == case.fault.status]
-    said = [f"{len(run.requests)} requests"]
+    said = [f"{len(run.requests)} request{'' if len(run.requests) == 1 else 's'}"]
     if case.fault is not None and case.fault.status:
         if not faulty:
             return Finding(run.case, "not tried", "not tried", "no request came by HTTP")

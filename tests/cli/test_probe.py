@@ -135,3 +135,16 @@ def test_a_program_that_is_not_there(run: Callable[..., Any], played: dict[str, 
 
     (tmp_path / "there").mkdir()
     assert run("harness", "probe", "--keep", str(tmp_path / "there"), "--", "x").code == command.NOT_STARTED
+
+
+def test_files_are_named_from_the_folder_in_which_the_command_was_typed(
+    run: Callable[..., Any], played: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("agent.py", "agent"):
+        (tmp_path / name).touch()
+    run("harness", "probe", "--", "agent", "agent.py", "{prompt}", "-p", "other.py")
+    assert played["probe"].words == ("agent", str(tmp_path / "agent.py"), "{prompt}", "-p", "other.py")
+
+    run("harness", "probe", "--", "./agent", "x")
+    assert played["probe"].words == (str(tmp_path / "agent"), "x")

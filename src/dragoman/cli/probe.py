@@ -119,7 +119,7 @@ def plan(
     return Probe(
         harness=entry,
         place=place,
-        words=words,
+        words=tuple(whole_path(word, program=at == 0) for at, word in enumerate(words)),
         modes=modes,
         prompt=prompt or PROMPT,
         variant=variant,
@@ -130,6 +130,17 @@ def plan(
         env=env,
         path=os.environ.get("PATH", os.defpath),
     )
+
+
+def whole_path(word: str, *, program: bool) -> str:
+    """A word that names a file from here, with its whole path: the harness runs in another folder.
+
+    The program's own name is one only with a slash, as in a shell.
+    """
+    path = Path(word)
+    if path.is_absolute() or (program and "/" not in word) or len(word) > 255:
+        return word
+    return str(path.absolute()) if path.is_file() else word
 
 
 def names_of_cases(named: list[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ went and whose certificate was refused; what was said is in the saved flows.
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ FOLDER = "probe_folder"
 """The option that names the folder of the two files."""
 NOTES, FAULT = "seen.jsonl", "fault.json"
 """What came, one JSON object a line; and the fault that the next request for a reply meets, which takes the file."""
+
+
+LOOK_EVERY = 0.2
+"""Seconds between looks whether a client that is kept waiting is still there."""
 
 
 class Watch:
@@ -48,9 +53,7 @@ class Watch:
         if fault is None:
             return
         if fault["wait"]:
-            await asyncio.sleep(fault["wait"])
-            if not flow.client_conn.connected:
-                flow.kill()
+            await self._keep_waiting(flow, fault["wait"])
             return
         told = {"content-type": "application/json"}
         if fault["retry_after"] is not None:
@@ -59,6 +62,16 @@ class Watch:
         error.status, error.code = fault["status"], "overloaded" if fault["status"] == 429 else "engine_failed"
         body = json.dumps(found[0].error_body(error, None))
         flow.response = http.Response.make(fault["status"], body, told)
+
+    async def _keep_waiting(self, flow: "http.HTTPFlow", seconds: float) -> None:
+        """Nothing for so long; a flow whose client leaves meanwhile ends then, so that it is saved without a reply."""
+        limit = time.monotonic() + seconds
+        while (left := limit - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, LOOK_EVERY))
+            if not flow.client_conn.connected:
+                if flow.killable:
+                    flow.kill()
+                return
 
     def _take_fault(self, *, offers_tools: bool) -> JsonObject | None:
         """The fault for a request, which is then used up; ``None``: there is none, or it is for another one."""
