@@ -28,11 +28,10 @@ CANONICAL_VERSION = 3
 Echo = Literal["same", "changed"]
 
 # Claude Code puts this line first in its system prompt. On api.anthropic.com it differs in every request (``cch=``,
-# ``cc_prev_req=``, ``cc_turn_index``), elsewhere in every sub-agent and after compaction (HARNESSES.md §6).
+# ``cc_prev_req=``, ``cc_turn_index``), elsewhere in every sub-agent and after compaction.
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 
-# OpenCode replays a call that it could not run under this tool name (HARNESSES.md §7, seen for broken JSON and unknown
-# tools).
+# OpenCode replays a call that it could not run under this tool name (seen for broken JSON and unknown tools).
 _RENAMED = "invalid"
 
 

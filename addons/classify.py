@@ -1,8 +1,8 @@
 """Which calls are the agent's own, and which are made beside it: titles, routers, probes, summaries. Pure.
 
-Rules of this module: one table, the first rule that holds decides, and each names its evidence (HARNESSES.md §3 and §4,
-and the recorded requests). A harness's own headers go first (``identity.read_harness``). A rule names the harness whose
-requests it was read from, since the same shape can be another one's main loop: aider's has no tools at all.
+Rules of this module: one table, the first rule that holds decides, and each names its evidence. A harness's own headers
+go first (``identity.read_harness``). A rule names the harness whose requests it was read from, since the same shape can
+be another one's main loop: aider's has no tools at all.
 """
 
 import re

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dragoman.addons.blobs import read_message, read_tools
-from dragoman.addons.messages import ChatRequest, Earlier, Message, ReplyPart, ResponsesDetails, TextPart
-from dragoman.addons.providers.openai_items import SUMMARISE, compaction_message
+from dragoman.addons.messages import ChatRequest, Earlier, Message, ReplyPart, ResponsesDetails
+from dragoman.addons.providers.openai_items import SUMMARISE, compaction_message, summary_of
 from dragoman.store.records import CallInfo, JsonObject
 
 
@@ -59,8 +59,7 @@ def _conversation(messages: Sequence[Message], instructions: bool, reply: Sequen
     said = tuple(messages[1:] if instructions else messages)
     parts = tuple(part for part in reply if isinstance(part, ReplyPart))
     if said[-1:] == (SUMMARISE,):
-        summary = "".join(part.text for part in parts if isinstance(part, TextPart))
-        return (*(message for message in said if message.role == "system"), compaction_message(summary))
+        return (*(message for message in said if message.role == "system"), compaction_message(summary_of(parts)))
     return (*said, Message("assistant", parts)) if parts else said
 
 

@@ -1,7 +1,8 @@
 """Every error that a harness can be shown, and the HTTP status it carries.
 
 Rules of this module: one small hierarchy. An error says what was wrong and names it with ``repr``; the provider
-turns it into its own body in ``Provider.error_body``, and ``addons.respond`` is the one place that does so.
+turns it into its own body in ``Provider.error_body``, for ``addons.respond``. Beside calls there are bodies of our own:
+the control API's, and the proxy's for requests that it refuses itself.
 """
 
 from typing import Literal
@@ -75,6 +76,13 @@ class Forbidden(DragomanError):
 
     status: int = 403
     code: ErrorCode = "forbidden"
+
+
+class NoSockets(DragomanError):
+    """A WebSocket where none is taken. The status is the one on which Codex takes HTTP at once."""
+
+    status: int = 426
+    code: ErrorCode = "unsupported"
 
 
 class NotFound(DragomanError):

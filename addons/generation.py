@@ -1,8 +1,8 @@
 """One reply being sampled: a task of its own, with its events kept so that a client can attach at any time.
 
 Rules of this module: the task never depends on a client being connected. Events before ``ReplyFinished`` are things
-a harness cannot act on; ``ReplyFinished`` is published only after the record is durable (promise 3). A generation
-ends in exactly one of ``ReplyFinished`` and ``ReplyFailed``, and is recorded exactly once.
+a harness cannot act on; ``ReplyFinished`` is published only after the record is durable. A generation ends in
+exactly one of ``ReplyFinished`` and ``ReplyFailed``, and is recorded exactly once.
 """
 
 import asyncio

@@ -128,7 +128,7 @@ class Harness:
     kind: CallKind = "main"
 
 
-# User-Agent product → our name for the harness (HARNESSES.md §1 for versions, wire samples for the spelling).
+# User-Agent product → our name for the harness, spelt as real requests have it.
 _AGENTS = {
     "claude-cli": "claude",
     "claude-code": "claude",
@@ -143,7 +143,7 @@ _AGENTS = {
     "pi": "pi",
     "litellm": "litellm",
 }
-# Headers that name a session or thread, most specific first (HARNESSES.md §4).
+# Headers that name a session or thread, most specific first.
 _THREADS = (
     "x-claude-code-agent-id",
     "thread-id",

@@ -31,7 +31,7 @@ from dragoman.addons.identity import (
     read_credentials,
     read_proxy_user,
 )
-from dragoman.addons.observer import NO_SOCKETS, Observer
+from dragoman.addons.observer import Observer
 from dragoman.addons.options import add_options, check_options, own_address, read_settings
 from dragoman.addons.providers import provider_for_host
 from dragoman.addons.providers.side import find_side_answer
@@ -126,10 +126,7 @@ class Intercept:
         try:
             await self.gateway.identify(Hop(credentials, None, ""), None)
         except DragomanError as error:
-            if error.status != 401:
-                flow.response = _refusal(error.status, error.message)
-            else:
-                flow.response = _proxy_authentication_required()
+            flow.response = _not_identified(error)
             return
         self.proxy_users[flow.client_conn.id] = user
 
@@ -146,7 +143,7 @@ class Intercept:
             return
         await self.ready.wait()
         own = self._is_own(flow)
-        host = flow.request.host.lower().rstrip(".")
+        host = _host(flow.request)
         if self.observer is not None and self._is_observed(flow, own):
             await self._observe(self.observer, flow, own)
         elif own or provider_for_host(host) is not None:
@@ -205,7 +202,7 @@ class Intercept:
     def _is_observed(self, flow: http.HTTPFlow, own: bool) -> bool:
         """Whether a request is for a provider; what is for the control API is not."""
         if not own:
-            return provider_for_host(flow.request.host.lower().rstrip(".")) is not None
+            return provider_for_host(_host(flow.request)) is not None
         return not CONTROL_PATH.match(urllib.parse.unquote(flow.request.path))
 
     async def _observe(self, observer: Observer, flow: http.HTTPFlow, own: bool) -> None:
@@ -213,8 +210,7 @@ class Intercept:
         try:
             await observer.watch(flow, own=own, proxy_user=self._proxy_user(flow))
         except DragomanError as error:
-            status = 426 if error.message == NO_SOCKETS else error.status
-            flow.response = _refusal(status, error.message)
+            flow.response = _refusal(error.status, error.message)
 
     async def _refuse_stranger(self, flow: http.HTTPFlow) -> http.Response | None:
         """Whose request for another host is it? Takes our credentials out of it; those of that host stay.
@@ -231,7 +227,7 @@ class Intercept:
         try:
             await self.gateway.identify(Hop(credentials, None, ""), None)
         except DragomanError as error:
-            return _proxy_authentication_required() if error.status == 401 else _refusal(error.status, error.message)
+            return _not_identified(error)
         return None
 
     def _proxy_user(self, flow: http.HTTPFlow) -> str | None:
@@ -253,7 +249,7 @@ class Intercept:
             request.headers.pop(name, None)
         request.path = join_target(path, query)
         address = f"{request.scheme}://{request.host_header or f'{request.host}:{request.port}'}"
-        return Hop(credentials, None if own else request.host.lower().rstrip("."), address)
+        return Hop(credentials, None if own else _host(request), address)
 
     def _before_saving(self, flow: http.HTTPFlow) -> None:
         self.diversions.restore(flow)
@@ -261,6 +257,16 @@ class Intercept:
             self.observer.finish(flow)
         self.leaving.pop(flow.id, None)
         redact(flow)  # also where a request was refused before anything looked at its credentials
+
+
+def _host(request: http.Request) -> str:
+    """The host asked for, as it is compared."""
+    return request.host.lower().rstrip(".")
+
+
+def _not_identified(error: DragomanError) -> http.Response:
+    """A proxy says 407 where others say 401: only on that does git send its credentials."""
+    return _proxy_authentication_required() if error.status == 401 else _refusal(error.status, error.message)
 
 
 def _proxy_authentication_required() -> http.Response:

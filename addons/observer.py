@@ -16,7 +16,7 @@ from dragoman.addons.bodies import read_json_object
 from dragoman.addons.call import sampling_json
 from dragoman.addons.classify import classify
 from dragoman.addons.egress import Upstream
-from dragoman.addons.errors import DragomanError, NotFound, Unauthorized, Unsupported
+from dragoman.addons.errors import DragomanError, NoSockets, NotFound, Unauthorized
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.hop import Hop
 from dragoman.addons.identity import new_id, read_credentials, read_harness
@@ -26,8 +26,6 @@ from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider, Route
 from dragoman.addons.redact import join_target, split_target, take_ours, without_secrets
 from dragoman.store.records import OBSERVED, CallArrival, CallOutcome
-
-NO_SOCKETS = "no WebSockets while the gateway looks on; use HTTP"
 
 
 @dataclass(slots=True)
@@ -65,7 +63,7 @@ class Observer:
                 "name the episode by the proxy's user or by the path /e/<token>/…"
             )
         if headers.get("upgrade", "").lower() == "websocket":
-            raise Unsupported(NO_SOCKETS)
+            raise NoSockets("no WebSockets while the gateway looks on; use HTTP")
         take_ours(request)
         found = find_provider(
             host=None if own else request.host, method=request.method, path=path, query=query, headers=headers

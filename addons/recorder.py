@@ -5,7 +5,7 @@ harness acts on only then. Records stay in the queue, in order, until they are c
 again for ever (until ``close`` gives up) and loses nothing. A record that the store refuses fails its own future only.
 
 For now a PostgreSQL store is written to directly by the same thread, so a reply waits while PostgreSQL is away. The
-local outbox that lifts this (DESIGN §5.9) is a later step.
+local outbox that lifts this is a later step.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """From what was sampled to the one description of a reply. Pure.
 
 A malformed tool call reaches the harness as a call with the arguments as the model wrote them: every harness turns
-that into an error result and goes on (HARNESSES.md §7). Only where not even a tool's name can be read does the raw
-text stay text, since no dialect has a nameless call.
+that into an error result and goes on. Only where not even a tool's name can be read does the raw text stay text, since
+no dialect has a nameless call.
 """
 
 from dragoman.addons.messages import (

@@ -1,7 +1,8 @@
-"""From a generation to an HTTP response: streamed, whole, or whole but late.
+"""From a generation to what is sent: the events of a stream, for any transport, and HTTP responses.
 
 Rules of this module: a reply is only ever read from the generation's events, so streamed and whole replies agree. A
-client that leaves is only detached. This is the one place where a ``DragomanError`` becomes a reply.
+client that leaves is only detached. The error of a call becomes an HTTP response here and nowhere else; on a socket it
+is a message (``openai_responses.socket_error``).
 """
 
 import asyncio

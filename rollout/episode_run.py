@@ -72,7 +72,8 @@ def run_in_episode(
     """Run it once. The episode ends ``completed``, ``failed`` or ``timed_out`` by what became of the run.
 
     An exception that ends the run early (Ctrl-C, a signal's ``SystemExit``, an error of ``on_output``) kills all that
-    the harness started, ends the episode as ``abandoned`` and goes on. Raises ``GatewayError`` when no episode can be
+    the harness started, ends the episode as ``abandoned`` and is raised
+    again. Raises ``GatewayError`` when no episode can be
     opened, ``ValueError`` from ``prepare``, and ``OSError`` when the program cannot be started; the episode of the
     last two is ended as ``failed``.
     """
@@ -99,11 +100,11 @@ def run_in_episode(
             launch = wanted.prepare(opened.token, wanted.home or Path(scratch) / "home")
             result = run(launch, timeout=wanted.timeout, on_output=output)
         except BaseException as error:
-            with _undisturbed():
+            with _postponed():
                 episode.close(*why_it_stopped(error), None)
             raise
         end, reason = how_it_ended(wanted, result)
-        with _undisturbed():
+        with _postponed():
             problems = episode.close(end, reason, result)
     return Finished(opened.id, end, reason, result, tuple(problems))
 
@@ -192,7 +193,7 @@ class _Episode:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _postponed() -> Iterator[None]:
     """Inside the block a further Ctrl-C, SIGTERM or SIGHUP waits, so that the episode is ended all the same."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals only ever reach the main thread

@@ -16,8 +16,8 @@ from dragoman.store.models import StoredArtefact, table_of
 from dragoman.store.packing import pack_text, unpack_text
 from dragoman.store.records import ARTEFACT_LIMIT, Artefact, ArtefactInfo
 
-ARTEFACTS_LIMIT = 32
-"""Artefacts of one episode."""
+MOST_ARTEFACTS = 32
+"""Of one episode."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e]{1,100}")
 
@@ -36,8 +36,8 @@ def write_artefacts(session: Session, episode_id: str, artefacts: Sequence[Artef
     table = table_of(StoredArtefact)
     session.execute(delete(table).where(table.c.episode_id == episode_id, table.c.name.in_(names)))
     there = len(list_artefacts(session, episode_id))
-    if there + len(artefacts) > ARTEFACTS_LIMIT:
-        raise ValueError(f"episode {episode_id!r} would have {there + len(artefacts)} artefacts of {ARTEFACTS_LIMIT}")
+    if there + len(artefacts) > MOST_ARTEFACTS:
+        raise ValueError(f"episode {episode_id!r} would have {there + len(artefacts)} artefacts of {MOST_ARTEFACTS}")
     rows = [
         {
             "episode_id": episode_id,

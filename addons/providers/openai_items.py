@@ -26,6 +26,7 @@ from dragoman.addons.messages import (
     Message,
     Part,
     ReasoningPart,
+    ReplyPart,
     Role,
     TextPart,
     ToolCallPart,
@@ -36,7 +37,6 @@ from dragoman.addons.providers.openai_chat import image_part
 from dragoman.addons.providers.openai_tools import read_call, tools_in
 from dragoman.store.records import JsonObject
 
-TRIGGER = "compaction_trigger"
 SUMMARISE = Message(
     "user",
     (
@@ -75,6 +75,11 @@ def read_summary(encrypted: str) -> str | None:
     return plain.removeprefix(_SUMMARY) if plain.startswith(_SUMMARY) else None
 
 
+def summary_of(parts: Sequence[ReplyPart]) -> str:
+    """The summary that a reply to ``SUMMARISE`` gives: its text, without what the model thought."""
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+
 def compaction_message(summary: str) -> Message:
     """What the model is shown in place of a conversation that was compacted."""
     return Message("user", (TextPart(summary),))
@@ -98,18 +103,18 @@ def read_input(body: JsonObject, earlier: tuple[Message, ...]) -> tuple[Message,
             messages.append(message)
     if not messages and not optional:
         raise InvalidRequest("input: at least one message is required", field="input")
-    return _turns(messages)
+    return _joined(messages)
 
 
-def _turns(messages: Iterable[Message]) -> tuple[Message, ...]:
+def _joined(messages: Iterable[Message]) -> tuple[Message, ...]:
     """The same with what belongs to one reply of the assistant's in one message."""
-    turns: list[tuple[Role, list[Part]]] = []
+    joined: list[tuple[Role, list[Part]]] = []
     for message in messages:
-        if turns and turns[-1][0] == message.role == "assistant" and _goes_on(turns[-1][1], message.parts):
-            turns[-1][1].extend(message.parts)
+        if joined and joined[-1][0] == message.role == "assistant" and _goes_on(joined[-1][1], message.parts):
+            joined[-1][1].extend(message.parts)
         else:
-            turns.append((message.role, list(message.parts)))
-    return tuple(Message(role, tuple(parts)) for role, parts in turns)
+            joined.append((message.role, list(message.parts)))
+    return tuple(Message(role, tuple(parts)) for role, parts in joined)
 
 
 def _goes_on(parts: Sequence[Part], more: Sequence[Part]) -> bool:

@@ -62,7 +62,7 @@ from dragoman.addons.providers.fields import (
 )
 from dragoman.addons.providers.openai_chat import OPENAI_CHAT
 from dragoman.addons.providers.openai_errors import REQUEST_ID_HEADER, error_object, error_status
-from dragoman.addons.providers.openai_items import SUMMARISE, issue_summary, read_input
+from dragoman.addons.providers.openai_items import SUMMARISE, issue_summary, read_input, summary_of
 from dragoman.addons.providers.openai_tools import call_item, choice_shown, read_tool_choice, read_tools
 from dragoman.addons.sse import encode_event
 from dragoman.store.records import JsonObject, ProviderName
@@ -289,11 +289,6 @@ def _details(request: ChatRequest) -> ResponsesDetails:
 
 def _compaction_item(reply: Reply) -> JsonObject:
     return {"id": f"cmp_{reply.id}", "type": "compaction", "encrypted_content": issue_summary(summary_of(reply.parts))}
-
-
-def summary_of(parts: Sequence[ReplyPart]) -> str:
-    """The summary that a reply to ``SUMMARISE`` gives: its text, without what the model thought."""
-    return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
 def _item(part: ReplyPart, call_id: str, request: ChatRequest, status: str) -> JsonObject:

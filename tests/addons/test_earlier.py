@@ -43,7 +43,7 @@ def test_the_store_gives_what_memory_had(reply: tuple[ReplyPart, ...], instructi
     asked = request(SYSTEM, DEVELOPER, USER, instructions=instructions, kept=kept, input_tools=("functions__exec",))
     earlier = earlier_of(asked, reply)
     said = (DEVELOPER, USER) if instructions else (SYSTEM, DEVELOPER, USER)
-    assert earlier.messages == (*said, Message("assistant", reply)) if reply else earlier.messages == said
+    assert earlier.messages == ((*said, Message("assistant", reply)) if reply else said)
     assert earlier.tools == TOOLS[1:]
 
     state = state_of(asked)

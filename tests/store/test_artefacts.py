@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dragoman.store.artefacts import ARTEFACTS_LIMIT, list_artefacts, read_artefact, write_artefacts
+from dragoman.store.artefacts import MOST_ARTEFACTS, list_artefacts, read_artefact, write_artefacts
 from dragoman.store.database import Database
 from dragoman.store.episodes import end_episode, open_episode
 from dragoman.store.errors import ArtefactNotFound, EpisodeNotFound
@@ -69,7 +69,7 @@ def test_the_largest_one_is_stored_and_a_larger_one_is_refused(filled: Database)
         pytest.param([replace(OUT, omitted=-1)], "left out", id="omitted"),
         pytest.param([OUT, OUT], "not of different names", id="one name twice"),
         pytest.param(
-            [replace(OUT, name=str(n)) for n in range(ARTEFACTS_LIMIT + 1)], "33 artefacts of 32", id="too many"
+            [replace(OUT, name=str(n)) for n in range(MOST_ARTEFACTS + 1)], "33 artefacts of 32", id="too many"
         ),
     ],
 )

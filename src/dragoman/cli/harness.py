@@ -1,5 +1,4 @@
-"""``dragoman harness list|install|check|probe``: which harnesses there are, which are ready here,
-and what an unknown one does."""
+"""``dragoman harness list|install|check|probe``: which harnesses there are and are ready, and what any other does."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated

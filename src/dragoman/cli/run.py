@@ -1,5 +1,6 @@
 """``dragoman run``: one harness on one prompt, in an episode of its own, and what became of it."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -105,8 +106,6 @@ def run(
 
 def read_variables(given: list[str]) -> dict[str, str]:
     """``NAME=VALUE``, or ``NAME`` with the value it has in this shell. Raises ``Failure``."""
-    import os
-
     variables = {}
     for text in given:
         name, sign, value = text.partition("=")

@@ -1,8 +1,9 @@
 """From the options of ``dragoman run`` to what is to be run: all that can go wrong before an episode is opened."""
 
+import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -42,8 +43,6 @@ def prepare_run(options: RunOptions, client: "GatewayClient") -> "EpisodeRun":
 
     Raises ``Failure``, ``GatewayError`` and ``ValueError``.
     """
-    import os
-
     from dragoman.rollout.episode_run import EpisodeRun
     from dragoman.rollout.harnesses import COMMAND
     from dragoman.rollout.launch import launch, launch_command
@@ -123,20 +122,15 @@ def find_target(mode: Literal["proxy", "base-url"], client: "GatewayClient", con
         check = check_gateway_ca(client.address, certs)
         if not check.ok:
             raise Failure(f"{check.found}; {check.remedy}")
-    known = Target(client.address, "", mode, certs)
-    return Target(
-        client.address,
-        "",
-        mode,
-        certs,
-        status.max_reply_tokens or known.max_reply_tokens,
-        context_tokens or status.max_model_len or known.context_tokens,
+    target = Target(client.address, "", mode, certs)
+    return replace(
+        target,
+        max_reply_tokens=status.max_reply_tokens or target.max_reply_tokens,
+        context_tokens=context_tokens or status.max_model_len or target.context_tokens,
     )
 
 
 def with_token(target: "Target", token: str) -> "Target":
-    from dataclasses import replace
-
     return replace(target, token=token)
 
 
