@@ -35,8 +35,7 @@ from dragoman.cli.episode import connect
 from dragoman.cli.gateway_process import wait_for_gateway
 from dragoman.cli.ledger import read_flows
 from dragoman.cli.output import Failure
-from dragoman.rollout.harnesses import find_harness
-from dragoman.rollout.install import installed
+from dragoman.cli.run_plan import installed_harness
 from dragoman.rollout.launch import Target, launch
 from dragoman.rollout.network import isolate
 from dragoman.rollout.process import HarnessResult, run
@@ -47,6 +46,7 @@ from dragoman.store.flow_calls import FlowCall, compare_with_flows
 from dragoman.store.ledger import audit
 from dragoman.store.records import CallInfo
 from dragoman.store.traces import build_traces
+from scripts.harness_outcome import turn_of
 from scripts.harness_row import CONTEXT_TOKENS, REPLY_TOKENS, START_SECONDS, start_engine
 from scripts.harness_rows import Row, Step
 from scripts.turns_again import QUESTION, going_on
@@ -245,10 +245,7 @@ def open_episode(address: str) -> tuple[str, str]:
 
 
 def run_codex(row: Row, folder: Path, address: str, token: str, prompt: str, *, resume: bool) -> HarnessResult:
-    harness = find_harness("codex")
-    place = installed(harness)
-    if place is None:
-        raise Failure("codex is not installed: `dragoman harness install codex`")
+    harness, place = installed_harness("codex")
     target = Target(address, token, row.mode, folder / "state" / "certs", REPLY_TOKENS, CONTEXT_TOKENS)
     home, work = folder / "home", folder / "work"
     prepared = launch(harness, target, installed=place, prompt=prompt, home=home, workdir=work, variant=row.variant)
@@ -293,7 +290,7 @@ def outcome(
     return CodexOutcome(
         exit_codes=tuple(result.exit_code for result in results),
         calls=tuple(f"{call.arrival.kind} {who(call.arrival.thread)} {status_of(call)}" for call in calls),
-        turns=tuple(turn(call) for call in calls if sampled(call)),
+        turns=tuple(turn_of(call) for call in calls if sampled(call)),
         traces=tuple(f"{t.kind} {who(t.thread)} {len(t.call_ids)}" for t in build_traces(calls).traces),
         problems=audit(calls).problems + (compare_with_flows(facts, flows) if flows else ()),
         sockets=sockets(folder / "flows"),
@@ -307,11 +304,6 @@ def outcome(
 
 def sampled(call: CallInfo) -> bool:
     return call.arrival.kind != "warm_up" and call.outcome is not None and call.outcome.prompt_ids is not None
-
-
-def turn(call: CallInfo) -> str:
-    assert call.outcome is not None
-    return call.outcome.fork_reason or ("start" if call.outcome.parent_id is None else "exact")
 
 
 def sockets(flows: Path) -> int:

@@ -40,7 +40,7 @@ class Outcome:
     calls: tuple[str, ...]
     """Of each stored call its status, and its HTTP status where that is not 200."""
     turns: tuple[str, ...]
-    """Of each answered call of the main thread: ``start``, ``exact``, or the reason of its fork."""
+    """Of each answered call: ``start``, ``exact``, or the reason of its fork."""
     steps: tuple[int | None, ...]
     """Of each request that reached the engine, which step of the script answered it."""
     tool_ran: bool

@@ -23,8 +23,7 @@ import httpx
 from dragoman.cli import processes
 from dragoman.cli.gateway_process import wait_for_gateway
 from dragoman.cli.output import Failure
-from dragoman.rollout.harnesses import find_harness
-from dragoman.rollout.install import installed
+from dragoman.cli.run_plan import installed_harness
 from dragoman.rollout.network import isolate
 from scripts.harness_outcome import Outcome, outcome
 from scripts.harness_rows import HELD, PROMPT, Row, Step, defect_rows, matrix_rows, script
@@ -48,8 +47,7 @@ def play(row: Row, folder: Path) -> Outcome:
     subprocess.run(["git", "init", "-q", "."], cwd=work, check=True)
     if is_turns(row):
         (work / IMAGE).write_bytes(png())
-    if installed(find_harness(row.harness)) is None:
-        raise Failure(f"{row.harness} is not installed: `dragoman harness install {row.harness}`")
+    installed_harness(row.harness)  # or the row fails before anything is started
     with scripted_engine(row, folder) as engine:
         with gateway(engine, folder) as address, releasing(engine):
             ask = ask_twice if row.scenario == "turns-question" else dragoman_run

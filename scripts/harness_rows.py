@@ -50,7 +50,7 @@ class Row:
     """Empty where the harness has none."""
     mode: Mode
     scenario: str
-    """``works``, or one of ``DEFECTS``."""
+    """``works``, one of ``DEFECTS``, or one of ``turns_rows.SCENARIOS``."""
 
     @property
     def id(self) -> str:

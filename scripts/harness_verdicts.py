@@ -43,13 +43,19 @@ def problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
         found.append(f"expected that it {expected(row)}, but it {ending(row, outcome)}")
     if odd := unexpected_calls(row, outcome.calls):
         found.append("calls that are " + ", ".join(odd))
+    return (*found, *got_out(outcome), *badly_kept(row, outcome))
+
+
+def got_out(outcome: Outcome) -> list[str]:
+    """What went past the gateway, or tried to."""
+    found = []
     if outcome.escaped:
         found.append("a connection to " + ", ".join(outcome.escaped))
     if outcome.names:
         found.append("looked up past the proxy: " + ", ".join(outcome.names))
     if outcome.no_route:
         found.append(f"tried {outcome.no_route} times to send to an address outside")
-    return (*found, *badly_kept(row, outcome))
+    return found
 
 
 def badly_kept(row: Row, outcome: Outcome) -> list[str]:

@@ -59,7 +59,7 @@ def is_turns(row: Row) -> bool:
     return row.scenario in SCENARIOS
 
 
-def turns_script(row: Row, work: str = "/work") -> list[Step]:
+def turns_script(row: Row, work: str = "/a/folder") -> list[Step]:
     """The scripted engine's steps for a row of several turns, which is played in the folder ``work``."""
     if row.harness == "aider":
         return _aider_script(row)

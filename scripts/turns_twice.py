@@ -4,9 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dragoman.cli.episode import connect
-from dragoman.cli.output import Failure
-from dragoman.rollout.harnesses import find_harness
-from dragoman.rollout.install import installed
+from dragoman.cli.run_plan import installed_harness
 from dragoman.rollout.launch import Target, launch
 from dragoman.rollout.process import run
 from dragoman.store.records import EpisodeEnd
@@ -20,10 +18,7 @@ def ask_twice(row: Row, prompt: str, folder: Path, address: str) -> Ran:
 
     `dragoman run` opens an episode for each run, so this goes below it. The result is the second run's.
     """
-    harness = find_harness(row.harness)
-    place = installed(harness)
-    if place is None:
-        raise Failure(f"{row.harness} is not installed: `dragoman harness install {row.harness}`")
+    harness, place = installed_harness(row.harness)
     with connect(address) as client:
         opened = client.open_episode(task="e2e-harnesses")
         target = Target(address, opened.token, row.mode, folder / "state" / "certs", context_tokens=131072)

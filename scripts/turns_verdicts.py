@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from scripts.harness_outcome import Outcome
 from scripts.harness_rows import Row
-from scripts.harness_verdicts import WANTED_HASH, unexpected_calls
+from scripts.harness_verdicts import WANTED_HASH, got_out, unexpected_calls
 from scripts.turns_expected import expected
 from scripts.turns_rows import marks, once_steps
 
@@ -24,10 +24,7 @@ def turns_problems(row: Row, outcome: Outcome) -> tuple[str, ...]:
         found.append(f"the model did not come to say step {', '.join(map(str, silent))}")
     if odd := unexpected_calls(row, outcome.calls):
         found.append("calls that are " + ", ".join(odd))
-    if outcome.escaped:
-        found.append("a connection to " + ", ".join(outcome.escaped))
-    if outcome.names:
-        found.append("looked up past the proxy: " + ", ".join(outcome.names))
+    found += got_out(outcome)
     account = outcome.account
     if account is None:
         return (*found, "its calls were not counted")

@@ -92,4 +92,4 @@ def test_a_row_that_breaks_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = run_row(ROW, tmp_path / "row", threading.Event())
 
     assert isinstance(result, str)
-    assert "codex is not installed: `dragoman harness install codex`" in result
+    assert "is not installed: `dragoman harness install codex`" in result

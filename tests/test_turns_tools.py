@@ -38,6 +38,6 @@ def test_codex_shows_an_image_by_its_own_ways() -> None:
 
 
 def test_a_patch_adds_the_file() -> None:
-    call = tools.write(Row("opencode", "responses", "base-url", "turns"), "/work/a", "one\n\ttwo")
+    call = tools.write(Row("opencode", "responses", "base-url", "turns"), "/there/a", "one\n\ttwo")
 
-    assert call["arguments"]["patchText"] == "*** Begin Patch\n*** Add File: /work/a\n+one\n+\ttwo\n*** End Patch\n"
+    assert call["arguments"]["patchText"] == "*** Begin Patch\n*** Add File: /there/a\n+one\n+\ttwo\n*** End Patch\n"

@@ -70,6 +70,7 @@ def test_a_run_that_came_out_as_written_has_no_problem() -> None:
         ({"calls": ("answered",) * 10}, "9 calls in the saved flows, 10 in the store"),
         ({"escaped": ("a.example",)}, "a connection to a.example"),
         ({"names": ("a.example",)}, "looked up past the proxy: a.example"),
+        ({"no_route": 2}, "tried 2 times to send to an address outside"),
         ({"account": None}, "its calls were not counted"),
     ],
 )
