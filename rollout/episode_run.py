@@ -4,21 +4,18 @@ Rules of this module: an episode that was opened is ended, whatever happens in b
 What could not be kept is told in the result and never raises over a run that was made.
 """
 
-import contextlib
 import json
-import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from dragoman.gateway_client import GatewayClient, GatewayError, OpenedEpisode
 from dragoman.rollout.changes import ChangesError, Snapshot, changes_since, take_snapshot
 from dragoman.rollout.harnesses import Harness, sign_of_failure
 from dragoman.rollout.kept import Kept, cut
 from dragoman.rollout.process import HarnessResult, Launch, OnOutput, Stream, run
+from dragoman.signals import postponed
 from dragoman.store.records import ARTEFACT_LIMIT, Artefact, EpisodeEnd, JsonObject, SamplingProfile
 
 __all__ = ["EpisodeRun", "Finished", "how_it_ended", "run_in_episode"]
@@ -100,11 +97,11 @@ def run_in_episode(
             launch = wanted.prepare(opened.token, wanted.home or Path(scratch) / "home")
             result = run(launch, timeout=wanted.timeout, on_output=output)
         except BaseException as error:
-            with _postponed():
+            with postponed():  # so that the episode is ended all the same
                 episode.close(*why_it_stopped(error), None)
             raise
         end, reason = how_it_ended(wanted, result)
-        with _postponed():
+        with postponed():
             problems = episode.close(end, reason, result)
     return Finished(opened.id, end, reason, result, tuple(problems))
 
@@ -190,24 +187,3 @@ class _Episode:
     def _artefact(self, name: str, content_type: str, data: bytes, omitted: int) -> Artefact:
         # A tool may print its environment, and a token has no place in the store.
         return Artefact(name, content_type, data.replace(self.opened.token.encode(), b"<token>"), omitted)
-
-
-@contextlib.contextmanager
-def _postponed() -> Iterator[None]:
-    """Inside the block a further Ctrl-C, SIGTERM or SIGHUP waits, so that the episode is ended all the same."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals only ever reach the main thread
-        return
-    arrived: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        arrived.append(number)
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        if arrived:
-            signal.raise_signal(arrived[0])

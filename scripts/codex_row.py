@@ -39,6 +39,7 @@ from dragoman.cli.run_plan import installed_harness
 from dragoman.rollout.launch import Target, launch
 from dragoman.rollout.network import isolate
 from dragoman.rollout.process import HarnessResult, run
+from dragoman.signals import terminable
 from dragoman.store.call_facts import facts_of
 from dragoman.store.calls import read_calls
 from dragoman.store.database import Database
@@ -330,7 +331,7 @@ def main(arguments: list[str]) -> int:
     known = ("builtin", "chatgpt"), ("base-url", "proxy"), ("websocket", "http", *DISTURBED)
     if any(word not in words for word, words in zip((variant, mode, transport), known, strict=True)):
         raise SystemExit(__doc__)
-    with processes.terminable():
+    with terminable():
         try:
             result = play(Row("codex", variant, mode, "session"), transport, folder)  # type: ignore[arg-type]
         except Failure as error:

@@ -36,6 +36,7 @@ from dragoman.rollout.harnesses import find_harness
 from dragoman.rollout.install import InstallError, install
 from dragoman.rollout.launch import Mode, Target, launch
 from dragoman.rollout.process import HarnessResult, Launch
+from dragoman.signals import terminable
 from dragoman.store.calls import read_calls
 from dragoman.trainer.tiny_model import build_tiny
 
@@ -250,7 +251,7 @@ def main(arguments: list[str]) -> int:
     # Before anything asks where the state is: this run must not touch the user's own.
     os.environ["DRAGOMAN_HOME"] = str(folder / "state")
     rows: list[Row] = []
-    with processes.terminable():
+    with terminable():
         for kind in kinds:
             collect(kind, folder, rows)
     print(table(rows))

@@ -25,6 +25,7 @@ from pathlib import Path
 from dragoman.cli import processes
 from dragoman.rollout.harnesses import find_harness
 from dragoman.rollout.install import InstallError, install
+from dragoman.signals import terminable
 from scripts.harness_outcome import Outcome, read_outcome
 from scripts.harness_rows import Row
 from scripts.harness_tables import TABLES, Results, as_text, write_table, wrong
@@ -119,7 +120,7 @@ def main(arguments: list[str]) -> int:
         said = "FAILED: " + "; ".join(trouble) if trouble else "ok"
         print(f"{row.id:50} {said}", file=sys.stderr, flush=True)
 
-    with processes.terminable():
+    with terminable():
         new = run_rows(wanted, options.folder, options.jobs, report)
     results = earlier | new
     known = [row for row in rows if row.id in results]

@@ -25,6 +25,7 @@ from dragoman.cli.gateway_process import wait_for_gateway
 from dragoman.cli.output import Failure
 from dragoman.cli.run_plan import installed_harness
 from dragoman.rollout.network import isolate
+from dragoman.signals import terminable
 from scripts.harness_outcome import Outcome, outcome
 from scripts.harness_rows import HELD, PROMPT, Row, Step, defect_rows, matrix_rows, script
 from scripts.harness_run import dragoman_run
@@ -130,7 +131,7 @@ def find_row(row_id: str) -> Row:
 
 def main(arguments: list[str]) -> int:
     row, folder = find_row(arguments[0]), Path(arguments[1])
-    with processes.terminable():
+    with terminable():
         try:
             result = play(row, folder)
         except Failure as error:

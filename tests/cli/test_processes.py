@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli import processes
-from dragoman.cli.processes import Child, free_port, group_alive, running, start, stop, terminable, why_no_listening
+from dragoman.cli.processes import Child, free_port, group_alive, running, start, stop, why_no_listening
 
 # A leader with a grandchild; both announce themselves, so that the test knows that their handlers are in place.
 STUBBORN = """
@@ -95,14 +95,6 @@ def test_the_log_holds_both_streams_and_the_environment_is_exactly_ours(tmp_path
     assert child.process.wait() == 3
     assert child.last_lines(5) == ["['ONLY']", "oh"]
     assert child.last_lines(1) == ["oh"]
-
-
-def test_sigterm_unwinds_the_stack() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended, terminable():
-        signal.raise_signal(signal.SIGTERM)
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_ports() -> None:

@@ -41,7 +41,7 @@ def engine(
         dragoman engine --model ./my-model --port 8001 -- --enable-lora --max-lora-rank 32
     """
     from dragoman.cli.engine_process import EngineOptions, find_python
-    from dragoman.cli.processes import terminable
+    from dragoman.signals import terminable
 
     found = find_python(python)
     with terminable():

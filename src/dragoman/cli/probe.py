@@ -68,8 +68,8 @@ def probe(
         dragoman harness probe -- my-agent --api-base {base_url}/v1 --key {api_key} -p {prompt}
         dragoman harness probe --harness claude --json claude.json
     """
-    from dragoman.cli.processes import terminable
     from dragoman.cli.run import read_variables
+    from dragoman.signals import terminable
 
     modes: tuple[Mode, ...] = ("base-url", "proxy") if mode == "both" else (mode,)
     named = names_of_cases(case or [])

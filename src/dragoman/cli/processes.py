@@ -1,23 +1,22 @@
 """Start a program in a process group of its own, watch it, and stop the whole group, whatever happens.
 
-Rules of this module: a process is only ever stopped by its own group id. Standard library only.
+Rules of this module: a process is only ever stopped by its own group id.
 """
 
 import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+
+from dragoman.signals import postponed, undisturbed
 
 PATIENCE = 15.0
 """Seconds that a group has to end by itself before it is killed."""
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,52 +88,6 @@ def running(command: Sequence[str], environment: Mapping[str, str], log: Path) -
         if child is not None:
             with undisturbed():
                 stop(child)
-
-
-@contextmanager
-def postponed() -> Iterator[None]:
-    """A Ctrl-C, SIGTERM or SIGHUP that comes inside the block takes effect at its end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals only ever reach the main thread
-        return
-    arrived: list[int] = []
-    previous = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        if arrived:
-            signal.raise_signal(arrived[0])
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Inside the block a further Ctrl-C, SIGTERM or SIGHUP is ignored, so that nothing is left running."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals only ever reach the main thread
-        return
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Inside the block SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that ``finally`` blocks run."""
-
-    def unwind(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    previous = {number: signal.signal(number, unwind) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -50,7 +50,7 @@ def quickstart(
         dragoman quickstart --engine http://127.0.0.1:8000
     """
     from dragoman.cli.gateway_process import gateway
-    from dragoman.cli.processes import terminable
+    from dragoman.signals import terminable
 
     run = Run(harness, prompt, max_reply_tokens, timeout)
     with terminable():

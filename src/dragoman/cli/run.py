@@ -118,9 +118,9 @@ def read_variables(given: list[str]) -> dict[str, str]:
 def run_once(options: RunOptions, gateway: str) -> int:
     """Do it, and return the exit code for the shell. Raises ``Failure``."""
     from dragoman.cli.episode import connect
-    from dragoman.cli.processes import terminable
     from dragoman.gateway_client import GatewayError
     from dragoman.rollout.episode_run import run_in_episode
+    from dragoman.signals import terminable
 
     with connect(gateway) as client:
         try:
