@@ -110,8 +110,11 @@ def mark(number: int) -> str:
     return f"ran-{number}"
 
 
-def steps(case: Case, shell: ShellTool | None, agent: AgentTool | None) -> list[JsonObject]:
-    """The scripted engine's steps for a case. Without a shell tool the model only talks."""
+def steps(case: Case, shell: ShellTool | None, agent: AgentTool | None, prompt: str = PROMPT) -> list[JsonObject]:
+    """The scripted engine's steps for a case of a harness that is asked ``prompt``.
+
+    Without a shell tool the model only talks.
+    """
     if case.name == "text" or (shell is None and case.needs != "agent"):
         return [*_defect(case, {"text": DONE, "obey": True}), {"text": DONE, "repeat": True, "obey": True}]
     # Requests without the tool are made beside the work: a title, a router that wants JSON.
@@ -119,7 +122,7 @@ def steps(case: Case, shell: ShellTool | None, agent: AgentTool | None) -> list[
     if case.needs == "agent":
         assert agent is not None
         return [
-            {"match": SUB_TASK, "unless": PROMPT, "text": SUB_DONE, "repeat": True},
+            {"match": SUB_TASK, "unless": prompt, "text": SUB_DONE, "repeat": True},
             {"match": SUB_DONE, "text": DONE, "repeat": True},
             {"match": _names(agent.tool.name), "tool_calls": agent.calls(SUB_TASK)},
             {"match": _names(agent.tool.name), "text": DONE, "repeat": True},

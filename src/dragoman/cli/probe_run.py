@@ -179,7 +179,7 @@ class _Player:
 
         self.say(f"{mode}: {case.name}")
         known = [tool for tool in tools if isinstance(tool, OfferedTool)]
-        script = steps(case, find_shell(known), find_agent(known))
+        script = steps(case, find_shell(known), find_agent(known), self.probe.prompt)
         httpx.post(f"{self.engine}/scripted/script", json=script, trust_env=False).raise_for_status()
         fault, notes = self.folder / probe_watch.FAULT, self.folder / probe_watch.NOTES
         if case.fault is not None:

@@ -19,7 +19,7 @@ TOOLS = '{"name": "bash"} {"name": "task"} ' + PROMPT
 
 
 def _play(case: Case, *prompts: str, shell: ShellTool | None = SHELL) -> list[Step]:
-    script = read_script(steps(case, shell, AGENT))
+    script = read_script(steps(case, shell, AGENT, PROMPT))
     chosen = [script.choose(prompt) for prompt in prompts]
     return [script.steps[number] for number in chosen if number is not None]
 
@@ -54,6 +54,12 @@ def test_a_sub_agents_request_is_told_from_its_starters() -> None:
 
     assert [call["name"] for call in start.tool_calls] == ["task"]
     assert (theirs.text, end.text) == (SUB_DONE, DONE)
+
+
+def test_its_starter_is_known_by_whatever_it_was_asked() -> None:
+    script = read_script(steps(_case("subagent"), SHELL, AGENT, "another prompt"))
+
+    assert script.steps[script.choose(f"{SUB_TASK} another prompt") or 0].text != SUB_DONE
 
 
 @pytest.mark.parametrize("name", ["broken-json", "wrong-args", "unknown-tool", "cut-call"])
