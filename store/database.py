@@ -50,24 +50,8 @@ class Database:
         loss, not only ``kill -9`` (PostgreSQL does what its own ``synchronous_commit`` says). Several processes may
         open one store at once. Raises ``StoreUnavailable``.
         """
-        parsed = _read_url(url)
-        if parsed.get_backend_name() == "sqlite":
-            _create_file(parsed)
-        with _failures(parsed):
-            migrator = _make_engine(parsed, fsync=fsync, migrating=True)
-            try:
-                with migrator.connect() as connection:
-                    _use_wal(connection)
-                with _reader(migrator).begin() as connection:  # nearly always enough, and it stops no writer
-                    current = schema.current_revision(connection) == schema.HEAD
-                if not current:
-                    with migrator.begin() as connection:
-                        if connection.dialect.name == "postgresql":
-                            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-                        schema.upgrade(connection)
-            finally:
-                migrator.dispose()
-        return cls(_make_engine(parsed, fsync=fsync))
+        migrate(url, fsync=fsync)
+        return cls(_make_engine(_read_url(url), fsync=fsync))
 
     @property
     def url(self) -> str:
@@ -111,9 +95,39 @@ class Database:
         with _failures(self._engine.url), Session(self._reader, expire_on_commit=False) as session, session.begin():
             yield session
 
+    @contextmanager
+    def outside_transactions(self) -> Iterator[Connection]:
+        """A connection for statements that no transaction may hold, such as ``VACUUM``. Raises ``StoreUnavailable``."""
+        with _failures(self._engine.url), self._turn(), _bare(self._engine).connect() as connection:
+            yield connection
+
     def close(self) -> None:
         """Close all connections. A session that is still open keeps its own until it ends."""
         self._engine.dispose()
+
+
+def migrate(url: str, *, fsync: bool = False) -> str | None:
+    """Create the store where needed and bring it to the newest schema.
+
+    Returns the revision that it had before; ``None``: it was empty. Raises ``StoreUnavailable``.
+    """
+    parsed = _read_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        _create_file(parsed)
+    with _failures(parsed):
+        migrator = _make_engine(parsed, fsync=fsync, migrating=True)
+        try:
+            with migrator.connect() as connection:
+                _use_wal(connection)
+            with _reader(migrator).begin() as connection:  # nearly always enough, and it stops no writer
+                if (revision := schema.current_revision(connection)) == schema.HEAD:
+                    return revision
+            with migrator.begin() as connection:
+                if connection.dialect.name == "postgresql":
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+                return schema.upgrade(connection)
+        finally:
+            migrator.dispose()
 
 
 def insert_new(session: Session, table: Table, rows: list[dict[str, Any]]) -> int:
@@ -137,6 +151,13 @@ def _reader(engine: Engine) -> Engine:
     if engine.dialect.name == "sqlite":
         return engine.execution_options(dragoman_read_only=True)
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+def _bare(engine: Engine) -> Engine:
+    """The same connections, without transactions."""
+    if engine.dialect.name == "sqlite":
+        return engine.execution_options(dragoman_bare=True)
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def _read_url(url: str) -> URL:
@@ -196,9 +217,11 @@ def _make_engine(url: URL, *, fsync: bool, migrating: bool = False) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        read_only = connection.get_execution_options().get("dragoman_read_only", False)
+        options = connection.get_execution_options()
+        read_only = options.get("dragoman_read_only", False)
         connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
-        connection.exec_driver_sql("BEGIN DEFERRED" if read_only else "BEGIN IMMEDIATE")
+        if not options.get("dragoman_bare", False):
+            connection.exec_driver_sql("BEGIN DEFERRED" if read_only else "BEGIN IMMEDIATE")
 
     return engine
 

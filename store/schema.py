@@ -25,11 +25,14 @@ def current_revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def upgrade(connection: Connection) -> None:
-    """Migrate to ``HEAD``. Raises ``StoreUnavailable`` when a newer Dragoman has migrated the database further."""
+def upgrade(connection: Connection) -> str | None:
+    """Migrate to ``HEAD``. Returns the revision before; ``None``: the database was empty.
+
+    Raises ``StoreUnavailable`` when a newer Dragoman has migrated the database further.
+    """
     revision = current_revision(connection)
     if revision == HEAD:
-        return
+        return revision
     from alembic import command
     from alembic.script import ScriptDirectory
 
@@ -41,6 +44,7 @@ def upgrade(connection: Connection) -> None:
             f"up to {HEAD!r}): a newer Dragoman has written it. Upgrade Dragoman, or name another store."
         )
     command.upgrade(config, "head")
+    return revision
 
 
 def alembic_config(connection: Connection) -> "Config":

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from sqlalchemy.orm import Session
 
-from dragoman.store.calls import GATEWAY_KILLED
-from dragoman.store.records import CallArrival, CallInfo, CallKind, CallOutcome, CallStatus, PolicySpan
+from dragoman.store.calls import GATEWAY_KILLED, write_arrivals, write_outcomes
+from dragoman.store.episodes import open_episode
+from dragoman.store.packing import digest
+from dragoman.store.records import CallArrival, CallInfo, CallKind, CallOutcome, CallStatus, EpisodeSpec, PolicySpan
 
 
 @dataclass
@@ -82,6 +85,23 @@ class Episode:
         at = 10.0 + len(self.calls)
         arrival = CallArrival(call_id, self.id, "anthropic", "/v1/messages", at, thread=thread, kind=kind)
         self.calls.append(CallInfo(arrival, outcome))
+
+
+def write_episode(
+    session: Session, episode: Episode, *, opened_at: float = 1.0, task: str | None = None, group: str | None = None
+) -> None:
+    """Open the episode and store its calls."""
+    open_episode(
+        session,
+        EpisodeSpec(task=task, group=group),
+        episode_id=episode.id,
+        token_hash=digest(episode.id.encode()).hex() * 2,
+        now=opened_at,
+        expires_at=opened_at + 3600,
+    )
+    assert set(write_arrivals(session, [call.arrival for call in episode.calls])) <= {None}
+    outcomes = [call.outcome for call in episode.calls if call.outcome is not None]
+    assert set(write_outcomes(session, outcomes)) <= {None}
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -234,7 +234,7 @@ def test_the_wheel_in_an_empty_environment_runs_the_command(wheel: Path, tmp_pat
     assert "Usage: dragoman" in run(str(environment / "bin" / "dragoman"), "--help")
 
 
-IMPORT_ALL = """
+WITHOUT_THE_GATEWAY = """
 import importlib, pkgutil, sys
 BANNED = ("mitmproxy", "starlette", "uvicorn", "renderers", "wsproto", "prometheus_client")
 class Ban:
@@ -242,6 +242,9 @@ class Ban:
         if name.split(".")[0] in BANNED:
             raise ImportError(f"{name} must not be needed here")
 sys.meta_path.insert(0, Ban())
+"""
+
+IMPORT_ALL = """
 for package in ("dragoman.store", "dragoman.trainer", "dragoman.cli"):
     module = importlib.import_module(package)
     for found in pkgutil.walk_packages(module.__path__, package + "."):
@@ -251,15 +254,37 @@ for package in ("dragoman.store", "dragoman.trainer", "dragoman.cli"):
 print(sys.version_info[:2])
 """
 
+RUN_COMMAND = """
+from dragoman.cli import main
+main(sys.argv[1:])
+"""
 
-def test_store_trainer_and_commands_import_on_the_engines_python_without_mitmproxy() -> None:
+
+@pytest.fixture(scope="module")
+def engine_python() -> str:
+    """The Python that vLLM and trainers use, which has no mitmproxy."""
     python = os.environ.get("DRAGOMAN_ENGINE_PYTHON") or str(ROOT / ".venv-engine" / "bin" / "python")
     assert Path(python).exists(), f"{python} is missing: run `make setup`, or set DRAGOMAN_ENGINE_PYTHON"
+    return python
 
-    result = subprocess.run([python, "-c", IMPORT_ALL], capture_output=True, text=True, cwd="/")
+
+def test_store_trainer_and_commands_import_on_the_engines_python_without_mitmproxy(engine_python: str) -> None:
+    code = WITHOUT_THE_GATEWAY + IMPORT_ALL
+
+    result = subprocess.run([engine_python, "-c", code], capture_output=True, text=True, cwd="/")
 
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() in ("(3, 11)", "(3, 12)", "(3, 13)")
+
+
+def test_store_commands_run_on_the_engines_python_without_mitmproxy(engine_python: str, tmp_path: Path) -> None:
+    code = WITHOUT_THE_GATEWAY + RUN_COMMAND
+    for command in ("db upgrade", "db check", "db stats --json", "episodes --json", "ledger --all"):
+        arguments = [*command.split(), "--store", f"sqlite:///{tmp_path}/store.db"]
+
+        result = subprocess.run([engine_python, "-c", code, *arguments], capture_output=True, text=True, cwd="/")
+
+        assert result.returncode == 0, f"{command}: {result.stderr}"
 
 
 def test_the_command_starts_without_the_heavy_libraries() -> None:

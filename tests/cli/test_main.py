@@ -21,6 +21,10 @@ COMMANDS: tuple[list[str], ...] = (
     ["episode", "reward"],
     ["episodes"],
     ["show"],
+    ["db"],
+    ["db", "upgrade"],
+    ["db", "check"],
+    ["db", "stats"],
 )
 
 

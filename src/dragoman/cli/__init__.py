@@ -11,7 +11,21 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli import certs, doctor, engine, env, episode, episodes, harness, ledger, quickstart, run, serve, show
+from dragoman.cli import (
+    certs,
+    db,
+    doctor,
+    engine,
+    env,
+    episode,
+    episodes,
+    harness,
+    ledger,
+    quickstart,
+    run,
+    serve,
+    show,
+)
 from dragoman.cli.output import Failure
 
 app = typer.Typer(
@@ -53,6 +67,7 @@ app.add_typer(episode.app, name="episode")
 app.command()(episodes.episodes)
 app.command()(show.show)
 app.command()(ledger.ledger)
+app.add_typer(db.app, name="db")
 
 
 def main(arguments: list[str] | None = None) -> None:
