@@ -24,6 +24,8 @@ SUB_TASK = "You are the helper of a probe: answer with one short sentence, and u
 SUB_DONE = "The helper has answered."
 SILENCE, LONG_SILENCE = 20.0, 330.0
 """Seconds until the first token."""
+PAUSE = 5.0
+"""Seconds that a sub-agent gets to ask for its reply."""
 NO_HEADERS = 400.0
 """Seconds for which a request is given no answer at all."""
 RETRY_AFTER = 3
@@ -125,6 +127,8 @@ def steps(case: Case, shell: ShellTool | None, agent: AgentTool | None, prompt: 
             {"match": SUB_TASK, "unless": prompt, "text": SUB_DONE, "repeat": True},
             {"match": SUB_DONE, "text": DONE, "repeat": True},
             {"match": _names(agent.tool.name), "tool_calls": agent.calls(SUB_TASK)},
+            # who does not wait for a sub-agent shall not end before it has asked
+            {"match": _names(agent.tool.name), "text": DONE, "delay": PAUSE, "chunk": 10_000},
             {"match": _names(agent.tool.name), "text": DONE, "repeat": True},
             beside,
         ]
