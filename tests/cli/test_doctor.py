@@ -91,6 +91,16 @@ def test_the_wrong_logprobs_mode(serve_stub: Callable[..., Any], spread: float) 
     assert "--logprobs-mode processed_logprobs" in checks[2].remedy
 
 
+def test_an_engine_without_the_route_is_said_to_lack_it(serve_stub: Callable[..., Any]) -> None:
+    right = engine_answers()
+    checks, _ = check_engine(
+        serve_stub(
+            lambda method, path, body: (404, {}) if path == "/v1/completions" else right(method, path, body)
+        ).address
+    )
+    assert (checks[2].ok, checks[2].found) == (False, "/v1/completions answers 404")
+
+
 def test_a_model_that_cannot_tell(serve_stub: Callable[..., Any]) -> None:
     checks, _ = check_engine(serve_stub(engine_answers(spread=0.0)).address)
     assert states(checks)["logprobs"] is False

@@ -90,12 +90,14 @@ def test_codex_by_base_url_gets_its_file_and_the_variable_that_names_it(
 
 
 def test_the_comments_say_how_to_start_and_how_to_end(run: Callable[..., Any], gateway: Any) -> None:
-    out = run("env", "pi", "--mode", "base-url", "--model", "m").out
+    result = run("env", "pi", "--mode", "base-url", "--model", "m")
+    out = result.out
     comments = [line for line in out.splitlines() if line.startswith("#")]
 
     assert comments[0] == "# episode e1"
     assert "# start    pi --provider dragoman --model m" in comments
     assert any("dragoman episode end --end completed" in line for line in comments)
+    assert [f"# {line}" for line in result.err.splitlines()] == comments[:-1], "whoever evaluates sees stderr only"
     undo = next(line for line in comments if line.startswith("# undo")).removeprefix("# undo").split(";")[0]
     assert _evaluated(out + undo.strip()).keys() <= _evaluated("").keys()
 

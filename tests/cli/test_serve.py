@@ -44,6 +44,13 @@ def settings(arguments: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def test_who_only_looks_on_is_told_that_a_run_needs_the_providers_key() -> None:
+    plain, watching = ("\n".join(greeting(options(observe=observe))) for observe in (None, "provider"))
+
+    assert "--env" not in plain
+    assert "--harness claude --env ANTHROPIC_API_KEY -- PROMPT" in watching
+
+
 @pytest.mark.parametrize(
     ("listen", "parts"),
     [

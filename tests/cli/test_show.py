@@ -107,7 +107,7 @@ def test_tokens_as_text(run: Callable[..., Any], filled_store: str, tmp_path: Pa
     assert [line.split()[-1] for line in result.out.splitlines()[-3:]] == ["'t7'", "'t8'", "'t2'"]
     missing = run("show", CALL, "--tokens", "--tokenizer", str(tmp_path / "no"))
     assert missing.code == 1
-    assert "holds no tokenizer" in missing.err
+    assert "is no folder" in missing.err
 
 
 @pytest.mark.parametrize(("arguments", "says"), [(["ab"], "several ids"), (["zzz"], "no episode or call")])

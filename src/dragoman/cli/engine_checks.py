@@ -40,6 +40,8 @@ def check_engine(address: str, timeout: float = 30.0) -> tuple[list[Check], str 
         ):
             try:
                 checks.append(check(http, served))
+            except httpx.HTTPStatusError as error:
+                checks.append(bad(name, f"{error.request.url.path} answers {error.response.status_code}", _LOOK))
             except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
                 checks.append(bad(name, f"the engine's answer made no sense: {error!r}", _LOOK))
         return checks, root

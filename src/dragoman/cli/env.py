@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from dragoman.cli.episode import Gateway
-from dragoman.cli.output import Failure
+from dragoman.cli.output import Failure, say
 from dragoman.home import DEFAULT_GATEWAY
 
 Syntax = Literal["posix", "fish"]
@@ -47,6 +48,8 @@ def env(
         dragoman env codex --mode base-url | source            # fish
         dragoman episode end --end completed                   # when you are done: the token stops working
 
+    How to start the harness is in the first lines, and on stderr where the output is evaluated.
+
     The episode is that of the shell: start several programs, or one several times, and all their calls are in it.
     """
     from dragoman.cli.episode import connect
@@ -72,8 +75,12 @@ def env(
         for path, content in found.files:
             write_private(path, content)
         variables = found.env | {"DRAGOMAN_EPISODE": opened.id, "DRAGOMAN_GATEWAY": client.address}
-    for line in comments(harness, opened.id, found.arguments, variables, syntax):
+    notes = comments(harness, opened.id, found.arguments, variables, syntax)
+    for line in notes:
         print(f"# {line}")
+    if not sys.stdout.isatty():  # evaluated, so nobody sees the comments; the long last one is left out here
+        for line in notes[:-1]:
+            say(line)
     for line in exports(variables, syntax):
         print(line)
 

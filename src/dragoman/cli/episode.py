@@ -18,7 +18,10 @@ Gateway = Annotated[
     str, typer.Option("--gateway", envvar="DRAGOMAN_GATEWAY", help="Address of the gateway.", metavar="URL")
 ]
 EpisodeId = Annotated[
-    str, typer.Argument(envvar="DRAGOMAN_EPISODE", help="Id of the episode, as `episode open` printed it.")
+    str,
+    typer.Argument(
+        metavar="EPISODE", envvar="DRAGOMAN_EPISODE", help="Whole id of the episode, as `episode open` printed it."
+    ),
 ]
 
 
@@ -149,8 +152,8 @@ def end(
 
 @app.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a value
 def reward(
-    episode_id: Annotated[str, typer.Argument(help="Id of the episode.")],
-    value: Annotated[float, typer.Argument(help="The reward; any finite number.")],
+    episode_id: Annotated[str, typer.Argument(metavar="EPISODE", help="Whole id of the episode.")],
+    value: Annotated[float, typer.Argument(metavar="VALUE", help="The reward; any finite number.")],
     component: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A part of the reward; may be repeated.")
     ] = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ledger(
-    episode: Annotated[str | None, typer.Argument(metavar="[EPISODE]", help="Id of an episode, or its start.")] = None,
+    episode: Annotated[str | None, typer.Argument(metavar="EPISODE", help="Id of an episode, or its start.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All episodes; sums by stored lengths, tokens unread.")] = False,
     flows: Annotated[
         list[Path] | None,

@@ -136,7 +136,7 @@ def run_once(options: RunOptions, gateway: str) -> int:
             say("nobody reads the output any more: the run is ended, and so is the episode (abandoned)")
             return 1
         except FileNotFoundError as error:
-            say(f"dragoman: cannot start it: {error}")
+            say(f"dragoman: cannot start it: {error}; is it installed, and on PATH?")
             return NOT_FOUND
         except (GatewayError, ValueError, OSError) as error:
             raise Failure(str(error)) from error

@@ -162,7 +162,8 @@ def greeting(options: ServeOptions) -> list[str]:
     if options.open_mode:
         lines.append(f"open mode: HTTPS_PROXY={address} needs no token")
     at = "" if address == "http://127.0.0.1:8080" else f" --gateway {address}"
-    lines.append(f"run a harness:          dragoman run{at} --harness claude -- PROMPT")
+    key = "" if options.observe is None else " --env ANTHROPIC_API_KEY"  # else the run's is one that is worth nothing
+    lines.append(f"run a harness:          dragoman run{at} --harness claude{key} -- PROMPT")
     lines.append(f'point a harness at it:  eval "$(dragoman episode open{at})"')
     if not is_loopback(options.host):
         lines.append(

@@ -103,6 +103,8 @@ def load_decoder(folder: Path) -> Callable[[int], str]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoTokenizer
 
+    if not folder.is_dir():
+        raise Failure(f"--tokenizer {folder} is no folder; `dragoman doctor` names that of the engine's model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
