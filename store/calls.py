@@ -20,7 +20,7 @@ from dragoman.store.call_rows import (
     outcome_values,
     split_digests,
 )
-from dragoman.store.database import insert_new
+from dragoman.store.database import insert_new, lock_out_pruning
 from dragoman.store.errors import CallNotFound, StoreError
 from dragoman.store.models import Call, Episode, ReplyState, StoredBlob, table_of
 from dragoman.store.packing import DIGEST_LENGTH, digest, pack_text, unpack_ids, unpack_text
@@ -67,6 +67,9 @@ def write_arrivals(session: Session, arrivals: Sequence[CallArrival]) -> list[Va
     wrong value, an unknown episode, an id that another call has), and the others are written all the same.
     """
     answers, valid = _check_alone(arrivals, arrival_values)
+    if not valid:
+        return answers
+    lock_out_pruning(session)
     rows_there = _find(session, _KNOWN_CALLS, [arrival.id for _, arrival, _ in valid])
     known = {row.id: (row.episode_id, row.arrived_at) for row in rows_there}
     named = [arrival.episode_id for _, arrival, _ in valid]
@@ -92,6 +95,9 @@ def write_outcomes(session: Session, outcomes: Sequence[CallOutcome]) -> list[Va
     after ``close_open_calls`` has given up its call replaces that.
     """
     answers, valid = _check_alone(outcomes, outcome_values)
+    if not valid:
+        return answers
+    lock_out_pruning(session)
     named = [call_id for _, o, _ in valid for call_id in (o.id, o.parent_id) if call_id is not None]
     stored = {row.id: dict(row._mapping) for row in _find(session, _KNOWN_STATES, named)}
     sent = [blob.digest for _, outcome, _ in valid for blob in outcome_blobs(outcome)]

@@ -33,6 +33,10 @@ MIGRATION_LOCK = 0x647261676F6D616E
 """PostgreSQL advisory lock held while migrating ("dragoman" in ASCII)."""
 
 
+PRUNING_LOCK = MIGRATION_LOCK + 1
+"""PostgreSQL advisory lock: shared while rows are added that refer to others, alone while rows are pruned."""
+
+
 class Database:
     """An open, migrated store. Safe to share between threads; a ``Session`` is not."""
 
@@ -128,6 +132,24 @@ def migrate(url: str, *, fsync: bool = False) -> str | None:
                 return schema.upgrade(connection)
         finally:
             migrator.dispose()
+
+
+def lock_out_pruning(session: Session) -> None:
+    """Until this transaction ends, no row that it finds and refers to is pruned (an episode, a blob, a group).
+
+    Call it before anything else. SQLite has one writer at a time anyway.
+    """
+    _lock_pruning(session, "pg_advisory_xact_lock_shared")
+
+
+def lock_out_writers(session: Session) -> None:
+    """Wait for the transactions that called ``lock_out_pruning`` to end, and let no new one begin until this ends."""
+    _lock_pruning(session, "pg_advisory_xact_lock")
+
+
+def _lock_pruning(session: Session, function: str) -> None:
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text(f"SELECT {function}(:key)"), {"key": PRUNING_LOCK})
 
 
 def insert_new(session: Session, table: Table, rows: list[dict[str, Any]]) -> int:

@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 from sqlalchemy import Row, Select, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from dragoman.store.database import insert_new
+from dragoman.store.database import insert_new, lock_out_pruning
 from dragoman.store.errors import EpisodeEnded, EpisodeNotFound, GroupMismatch
 from dragoman.store.models import Call, Credential, Episode, Group, Reward, Task, table_of
 from dragoman.store.packing import clean_text
@@ -39,6 +39,7 @@ def open_episode(
     _check_spec(spec)
     if len(token_hash) != 64 or set(token_hash) - set("0123456789abcdef"):
         raise ValueError("token_hash is not a SHA-256 in lower-case hex")
+    lock_out_pruning(session)
     group_row = None if spec.task is None else _open_group(session, spec.task, spec, now)
     row = {
         "id": episode_id,

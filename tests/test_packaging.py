@@ -279,7 +279,14 @@ def test_store_trainer_and_commands_import_on_the_engines_python_without_mitmpro
 
 def test_store_commands_run_on_the_engines_python_without_mitmproxy(engine_python: str, tmp_path: Path) -> None:
     code = WITHOUT_THE_GATEWAY + RUN_COMMAND
-    for command in ("db upgrade", "db check", "db stats --json", "episodes --json", "ledger --all"):
+    for command in (
+        "db upgrade",
+        "db check",
+        "db stats --json",
+        "prune --older-than 30d",
+        "episodes --json",
+        "ledger --all",
+    ):
         arguments = [*command.split(), "--store", f"sqlite:///{tmp_path}/store.db"]
 
         result = subprocess.run([engine_python, "-c", code, *arguments], capture_output=True, text=True, cwd="/")

@@ -187,7 +187,7 @@ async def test_a_bad_record_fails_only_its_own_future(
     assert found == {
         "good 1": None,
         "no episode": "call 'c2': there is no episode 'e9'",
-        "no such kind": "call 'c3': kind 'odd' is not one of main, subagent, side, compaction",
+        "no such kind": "call 'c3': kind 'odd' is not one of main, subagent, side, compaction, warm_up",
         "not arrived": "call 'c9': it has not arrived",
         "nan": "call 'c1': logprob 0 is nan; every logprob must be finite",
         "good 2": None,

@@ -21,6 +21,7 @@ COMMANDS: tuple[list[str], ...] = (
     ["episode", "reward"],
     ["episodes"],
     ["show"],
+    ["prune"],
     ["db"],
     ["db", "upgrade"],
     ["db", "check"],

@@ -21,6 +21,7 @@ from dragoman.cli import (
     episodes,
     harness,
     ledger,
+    prune,
     quickstart,
     run,
     serve,
@@ -68,6 +69,7 @@ app.command()(episodes.episodes)
 app.command()(show.show)
 app.command()(ledger.ledger)
 app.add_typer(db.app, name="db")
+app.command()(prune.prune)
 
 
 def main(arguments: list[str] | None = None) -> None:
