@@ -181,6 +181,7 @@ def routes(gateway: "Gateway") -> list[Route]:
         return 200, {
             "version": dragoman.__version__,
             "engine": gateway.settings.engine,
+            "observes": gateway.settings.observe,
             "store": gateway.database.url,
             "outbox_depth": gateway.recorder.depth,
             "calls_running": len(gateway.running),

@@ -67,6 +67,7 @@ def read_settings(options: Options) -> Settings:
         operator_key=home.operator_key(home.state_folder()),
         engine=options.dragoman_engine,
         model=options.dragoman_model or None,
+        observe=options.dragoman_observe or None,
         renderer=options.dragoman_renderer,
         thinking=options.dragoman_thinking,
         max_reply_tokens=options.dragoman_max_reply_tokens,

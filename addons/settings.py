@@ -15,6 +15,8 @@ class Settings:
     engine: str = DEFAULT_ENGINE
     model: str | None = None
     """Folder or name of the tokenizer's model; ``None``: the engine's own (``root`` of its /v1/models)."""
+    observe: str | None = None
+    """Calls are only looked at and go to ``provider`` or this address; ``None``: they are answered here."""
     renderer: str = "auto"
     thinking: Thinking = "template"
     """Whether earlier reasoning that the template drops is dropped (a fork), or kept as it was sampled."""

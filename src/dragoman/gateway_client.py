@@ -51,6 +51,8 @@ class EpisodeState:
 class GatewayStatus:
     version: str
     engine: str
+    observes: str | None
+    """Where calls go that are only looked at; ``None``: they are answered here."""
     model: str | None
     """``None``: no model is set and the engine has not been reached yet."""
     renderer: str | None
@@ -166,6 +168,7 @@ class GatewayClient:
         return GatewayStatus(
             version=reply["version"],
             engine=reply["engine"],
+            observes=reply.get("observes"),
             model=reply.get("model"),
             renderer=reply.get("renderer"),
             template_has_tools=reply.get("template_has_tools"),

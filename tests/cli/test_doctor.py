@@ -265,6 +265,19 @@ def test_the_command_when_all_is_right(
     assert "ok   template" in result.out
 
 
+def test_a_gateway_that_only_looks_on_needs_no_engine(
+    run: Callable[..., Any], serve_stub: Callable[..., Any], nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = {"version": "9.9", "engine": nobody, "observes": "provider", "store": "sqlite:///x", "outbox_depth": 0}
+    gateway = serve_stub(lambda method, path, body: (200, status))
+    monkeypatch.setattr(checks, "check_gateway_ca", lambda address, folder: checks.good("gateway CA", address))
+    result = run("doctor", "--gateway", gateway.address)
+    assert result.code == 0, result.out
+    assert "note engine         not looked at: the gateway only looks on" in result.out
+    assert "only looks on, calls go to provider" in result.out
+    assert run("doctor", "--gateway", gateway.address, "--engine", nobody).code == 1
+
+
 def test_the_command_names_every_failure_and_a_remedy(run: Callable[..., Any], nobody: str) -> None:
     result = run("doctor", "--engine", nobody, "--gateway", nobody, "--harness", "emacs", "--store", "mysql://h/d")
     assert result.code == 1

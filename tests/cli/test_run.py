@@ -187,3 +187,19 @@ def test_a_reader_that_goes_away_ends_the_run(gateway: Any, claude: Path, tmp_pa
     assert b"Traceback" not in err
     assert b"Exception ignored" not in err
     assert _sent(gateway, "/episodes/e1/end")["end"] == "abandoned"
+
+
+def test_a_gateway_that_only_looks_on_is_reached_by_proxy(
+    run: Callable[..., Any],
+    serve_stub: Callable[..., Any],
+    claude: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stub = serve_stub(lambda method, path, body: (200, STATUS | {"observes": "provider"}))
+    monkeypatch.setenv("DRAGOMAN_GATEWAY", stub.address)
+    result = run("run", *BASE, str(tmp_path), "--", "do")
+    assert result.code == 1
+    assert "only looks on" in result.err
+    assert "--mode proxy" in result.err
+    assert {method for method, _, _ in stub.requests} == {"GET"}, "no episode was opened"

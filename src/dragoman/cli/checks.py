@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dragoman.addons.tokens import TokenCodec
+    from dragoman.gateway_client import GatewayStatus
 
 _GATEWAY_ONLY = "not looked at: run doctor in the gateway's environment (Python 3.12)"
 
@@ -101,8 +102,8 @@ def _codec(model: str, renderer: str) -> "TokenCodec":
     return TokenCodec.load(model, renderer=renderer)
 
 
-def check_gateway(address: str, key: str, *, wanted: bool) -> tuple[Check, str | None]:
-    """Whether a gateway answers and takes our key, and the address of its engine (``None``: not known).
+def check_gateway(address: str, key: str, *, wanted: bool) -> "tuple[Check, GatewayStatus | None]":
+    """Whether a gateway answers and takes our key, and what it says of itself.
 
     ``wanted``: the user named the gateway, so its absence is a failure.
     """
@@ -116,7 +117,8 @@ def check_gateway(address: str, key: str, *, wanted: bool) -> tuple[Check, str |
                 return remark("gateway", f"none answers at {address}; `dragoman serve` starts one"), None
             return bad("gateway", str(error), "see the message"), None
     waiting = f", {status.outbox_depth} records wait for the store" if status.outbox_depth else ""
-    return good("gateway", f"{address}, version {status.version}, engine {status.engine}{waiting}"), status.engine
+    does = f"engine {status.engine}" if status.observes is None else f"only looks on, calls go to {status.observes}"
+    return good("gateway", f"{address}, version {status.version}, {does}{waiting}"), status
 
 
 def check_trust(environment: Mapping[str, str], certificates: Path) -> Check:

@@ -68,8 +68,13 @@ def all_checks(
 
     key = operator_credential()
     address = full_address(gateway or DEFAULT_GATEWAY)
-    gateway_check, gateway_engine = checks.check_gateway(address, key, wanted=gateway is not None)
-    found, engine_model = check_engine(full_address(engine or gateway_engine or DEFAULT_ENGINE).rstrip("/"))
+    gateway_check, status = checks.check_gateway(address, key, wanted=gateway is not None)
+    engine_model = None
+    if engine is None and status is not None and status.observes is not None:
+        found = [checks.remark("engine", "not looked at: the gateway only looks on and needs none")]
+    else:
+        named = engine or (status.engine if status is not None else DEFAULT_ENGINE)
+        found, engine_model = check_engine(full_address(named).rstrip("/"))
     tokenizer = model or engine_model
     if tokenizer is None:
         model_checks = [checks.remark("template", "not looked at: no engine says which model, and --model names none")]

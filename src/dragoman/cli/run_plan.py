@@ -117,6 +117,10 @@ def find_target(mode: Literal["proxy", "base-url"], client: "GatewayClient", con
     from dragoman.rollout.launch import Target
 
     status = client.status()
+    if status.observes is not None and mode == "base-url":
+        raise Failure(
+            f"the gateway at {client.address} only looks on, and calls need the provider's own key there: --mode proxy"
+        )
     certs = certificates_folder()
     if mode == "proxy":
         check = check_gateway_ca(client.address, certs)
