@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import Column, Table
 
-from dragoman.store import models, records, schema
+from dragoman.store import export, models, records, schema
 from dragoman.store.packing import DIGEST_LENGTH, FORMAT, LEVEL
 from scripts.store_notes import ABOUT, NOTES, NULLS
 
@@ -42,7 +42,14 @@ def page() -> str:
     """The whole page."""
     tables = "\n\n".join(_table(table) for table in models.Base.metadata.sorted_tables)
     text = PARTS.read_text()
-    values = {"tables": tables, "head": schema.HEAD, "format": FORMAT, "level": LEVEL, "digest": DIGEST_LENGTH}
+    values = {
+        "tables": tables,
+        "head": schema.HEAD,
+        "format": FORMAT,
+        "level": LEVEL,
+        "digest": DIGEST_LENGTH,
+        "export": export.FORMAT,
+    }
     for name, value in values.items():
         text = text.replace("{" + name + "}", str(value))
     return text

@@ -9,7 +9,10 @@ import numpy as np
 
 from dragoman.store.calls import full_prompt
 from dragoman.store.database import Database
+from dragoman.store.export import trace_row
 from dragoman.store.models import Base
+from dragoman.store.records import EpisodeInfo, EpisodeSpec
+from dragoman.store.traces import build_traces
 from scripts.store_page import PAGE, page, undocumented, unused
 from tests.store_calls import Episode, write_episode
 
@@ -38,6 +41,18 @@ def test_null_is_explained_where_a_column_may_be_null_and_only_there() -> None:
     assert [name for name, _ in means] == [column.name for column in columns]
     assert [bool(null) for _, null in means] == [bool(column.nullable) for column in columns]
     assert "None" not in page().split("## Tables")[1]
+
+
+def test_every_field_of_an_exported_row_is_in_the_page() -> None:
+    episode = Episode()
+    episode.add("a", [1], [2])
+    info = EpisodeInfo("e1", EpisodeSpec(), 1.0, 9.0, None, None, None, None)
+    (trace,) = build_traces(episode.calls).traces
+    section = page().split("| field | meaning |\n|---|---|\n")[1].split("\n\n")[0]
+
+    named = [name for line in section.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
+
+    assert sorted(named) == sorted(trace_row(info, trace))
 
 
 def test_the_code_of_the_page_rebuilds_a_prompt(tmp_path: Path) -> None:

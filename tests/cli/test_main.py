@@ -22,6 +22,7 @@ COMMANDS: tuple[list[str], ...] = (
     ["episodes"],
     ["show"],
     ["prune"],
+    ["export"],
     ["db"],
     ["db", "upgrade"],
     ["db", "check"],

@@ -19,6 +19,7 @@ from dragoman.cli import (
     env,
     episode,
     episodes,
+    export,
     harness,
     ledger,
     prune,
@@ -70,6 +71,7 @@ app.command()(show.show)
 app.command()(ledger.ledger)
 app.add_typer(db.app, name="db")
 app.command()(prune.prune)
+app.command()(export.export)
 
 
 def main(arguments: list[str] | None = None) -> None:
