@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
 ARGS ?=
 
-.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex probe-harnesses fuzz bench bench-drift clean
+.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex probe-harnesses fuzz bench bench-drift bench-store clean
 
 help:
 	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
@@ -16,6 +16,7 @@ help:
 	@echo "                     ONLY=codex: rows whose name begins so; RESUME=1: rows without a good outcome yet"
 	@echo "make e2e-codex   real Codex over WebSockets and HTTP: tools, sub-agent, compaction, resume, a killed gateway"
 	@echo "make probe-harnesses   dragoman harness probe on each, held against what is known of it; ONLY='claude pi' RESUME=1"
+	@echo "make bench-store how small and how fast the store is"
 	@echo "make bench-drift do later turns extend what was sampled, to the token? beside re-rendering"
 	@echo "make fuzz        COUNT=100000 wrong requests through the whole gateway, in one process; SEED=1"
 	@echo "make bench       all benchmarks"
@@ -55,7 +56,10 @@ e2e-codex: setup
 bench-drift: setup
 	@.venv/bin/python -m bench.drift
 
-bench: bench-drift
+bench-store: setup
+	@.venv/bin/python -m bench.store $(STORE:%=--store %)
+
+bench: bench-drift bench-store
 
 clean:
 	rm -rf .venv .venv-engine build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .run
