@@ -76,15 +76,15 @@ class Intercept:
 
     async def running(self) -> None:
         options = ctx.options
-        settings = read_settings(options)
-        self.egress = read_egress(options.dragoman_egress)
-        self.gateway = Gateway(settings, self.diversions.tickets)
         try:
+            settings = read_settings(options)
+            self.gateway = Gateway(settings, self.diversions.tickets)
             await self.gateway.start()
         except Exception as error:
             log.error("dragoman cannot start: %s", error)
             ctx.master.shutdown()
             raise
+        self.egress = read_egress(options.dragoman_egress)
         self.app = HostedApp(create_app(self.gateway), message_limit=settings.request_limit)
         if options.dragoman_observe:
             self.observer = Observer(self.gateway, read_upstream(options.dragoman_observe))

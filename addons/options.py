@@ -62,6 +62,10 @@ def check_options(updated: set[str]) -> None:
 
 
 def read_settings(options: Options) -> Settings:
+    """What the options come to, once all are set. Raises ``OptionsError`` for one of ours that there is not: mitmproxy
+    keeps an unknown name for an addon that might still come."""
+    if unknown := sorted(name for name in options.deferred if name.startswith("dragoman_")):
+        raise exceptions.OptionsError(f"{unknown[0]} is no option; `mitmdump --options` lists them")
     return Settings(
         store=options.dragoman_store or home.default_store_url(),
         operator_key=home.operator_key(home.state_folder()),

@@ -414,6 +414,7 @@ def test_kill_9_between_the_commit_and_the_closing_event_keeps_the_row(
         ({"dragoman_egress": "sometimes"}, "dragoman_egress"),
         ({"dragoman_max_reply_tokens": "0"}, "dragoman_max_reply_tokens"),
         ({"dragoman_store": "sqlite:////proc/none/d.db"}, "/proc/none"),
+        ({"dragoman_fsink": "true"}, "dragoman_fsink is no option"),
     ],
 )
 def test_a_bad_option_ends_the_start_with_a_plain_reason(tmp_path: Path, setting: dict[str, str], message: str) -> None:
