@@ -203,3 +203,12 @@ def test_a_gateway_that_only_looks_on_is_reached_by_proxy(
     assert "only looks on" in result.err
     assert "--mode proxy" in result.err
     assert {method for method, _, _ in stub.requests} == {"GET"}, "no episode was opened"
+
+
+def test_an_unknown_harness_is_named_before_any_gateway_is_asked(
+    run: Callable[..., Any], nobody: str, tmp_path: Path
+) -> None:
+    result = run("run", "--gateway", nobody, "--harness", "nonsuch", "--workdir", str(tmp_path), "--", "do")
+    assert result.code == 1
+    assert "nonsuch" in result.err
+    assert "gateway" not in result.err

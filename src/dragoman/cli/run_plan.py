@@ -50,7 +50,6 @@ def prepare_run(options: RunOptions, client: "GatewayClient") -> "EpisodeRun":
     workdir = options.workdir.resolve()
     if not workdir.is_dir():
         raise Failure(f"--workdir {options.workdir} is no folder")
-    target = find_target(options.mode, client, options.context_tokens)
     path = os.environ.get("PATH", os.defpath)
     about = {"mode": options.mode, "variant": options.variant, "model": options.model}
     harness = None
@@ -83,6 +82,7 @@ def prepare_run(options: RunOptions, client: "GatewayClient") -> "EpisodeRun":
                 extra=options.env,
             )
 
+    target = find_target(options.mode, client, options.context_tokens)
     prepare("0" * 32, workdir)  # whatever is wrong with the options shows now, and not in an episode
     return EpisodeRun(
         name=name,
