@@ -62,6 +62,20 @@ def test_forks_retries_and_messages_that_stand_with_the_parent(run: Callable[...
     assert "traces        none can be built: call 'call0000000000000003': it keeps 9 tokens" in run("show", "abcd").out
 
 
+def test_calls_that_were_only_looked_at_say_so(run: Callable[..., Any], filled_store: str) -> None:
+    from sqlalchemy import update
+
+    from dragoman.store.database import Database
+    from dragoman.store.models import Call
+
+    assert "real provider" not in run("show", "abcd").out
+    database = Database.open(filled_store)
+    with database.session() as session:
+        session.execute(update(Call).where(Call.id == CALL).values(error_code="observed"))
+    database.close()
+    assert "1 of them answered by the real provider" in run("show", "abcd").out
+
+
 def test_one_call_with_messages_and_tokens(run: Callable[..., Any], filled_store: str) -> None:
     result = run("show", CALL, "--messages", "--tokens")
     text = result.out

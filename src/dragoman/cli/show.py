@@ -171,11 +171,13 @@ def episode_facts(
     episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str, traces: str, now: float
 ) -> dict[str, str]:
     from dragoman.cli.call_view import NONE, mean_logprob, policy_versions, token_counts
+    from dragoman.store.records import OBSERVED
 
     spec = episode.spec
     prompt_tokens, completion_tokens = token_counts(calls)
     mean = mean_logprob(calls)
     end = episode.end or ("expired" if episode.expires_at < now else "open")
+    observed = sum(call.outcome is not None and call.outcome.error_code == OBSERVED for call in calls)
     sampling = f"{spec.profile}, temperature {spec.temperature:g}" if spec.profile == "train" else spec.profile
     return {
         "episode": episode.id,
@@ -185,7 +187,7 @@ def episode_facts(
         "opened": f"{age(now - episode.opened_at)} ago",
         "end": f"{end}: {episode.end_reason}" if episode.end_reason else end,
         "reward": NONE if episode.reward is None else f"{episode.reward:g}",
-        "calls": str(len(calls)),
+        "calls": f"{len(calls)}, {observed} of them answered by the real provider" if observed else str(len(calls)),
         "tokens": f"{prompt_tokens:,} in, {completion_tokens:,} out",
         "traces": traces,
         "mean logprob": NONE if mean is None else f"{mean:.4f}",
