@@ -30,7 +30,8 @@ class Kept:
         """What was kept, with a mark where something is missing, and how many bytes are missing."""
         if self._seen <= self.limit:
             return bytes(self._head + self._tail), 0
-        end = bytes(self._tail[-(self.limit - self.limit // 2 - ROOM_FOR_MARK) :])
+        room = self.limit - self.limit // 2 - ROOM_FOR_MARK
+        end = bytes(self._tail[max(len(self._tail) - room, 0) :])  # not [-room:], which with no room would be all
         omitted = self._seen - len(self._head) - len(end)
         return bytes(self._head) + MARK % omitted + end, omitted
 

@@ -33,6 +33,12 @@ def test_whatever_comes_in_whatever_pieces(pieces: list[bytes], limit: int) -> N
         assert min(len(head), len(end)) >= limit // 2 - 61
 
 
+def test_the_smallest_limit_leaves_the_end_no_room() -> None:
+    content, omitted = cut(b"x" * 121, 120)
+    assert (content.count(b"x"), omitted) == (60, 61)
+    assert len(content) <= 120
+
+
 def test_memory_stays_within_a_few_limits() -> None:
     kept = Kept(1000)
     for _ in range(5000):
