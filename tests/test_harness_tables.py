@@ -28,6 +28,12 @@ def test_a_good_row_in_the_matrix() -> None:
     }
 
 
+def test_no_registry_is_named_in_the_matrix() -> None:
+    head, line = matrix_table([ROW], {ROW.id: replace(GOOD, hosts=("registry.example 404", "github.com 404"))})
+
+    assert line[head.index("asked besides")] == "npm's registry, github.com"
+
+
 def test_a_row_that_did_not_even_run_is_in_the_matrix_too() -> None:
     _, line = matrix_table([ROW], {ROW.id: "npm is not installed"})
 

@@ -77,9 +77,9 @@ _ROWS = (
     _Row(_CODEX, "*", "/backend-api/plugins/", SideAnswer(404, b"{}")),
     _Row(_CODEX, "*", "/backend-api/ps/", SideAnswer(404, b"{}")),
     _Row(_CODEX, "*", "/backend-api/wham/", SideAnswer(404, b"{}")),
-    # opencode: its model catalogue (without an answer it retries for 7 to 20 s), and its plugin package at npm, which
-    # claude's terminal interface asks for updates too.
-    _Row(("models.opencode.ai", "registry.npmjs.org"), "*", "/", SideAnswer(404, b"{}")),
+    # opencode: its model catalogue (without an answer it retries for 7 to 20 s). It also asks npm for its plugin,
+    # as claude's terminal interface does for updates: the egress policy answers that, 404 unless the host is allowed.
+    _Row(("models.opencode.ai",), "*", "/", SideAnswer(404, b"{}")),
     # claude's change log, LiteLLM's cost map for mini and aider: all went on without it.
     _Row(("raw.githubusercontent.com",), "GET", "/", SideAnswer(404, b"{}")),
     # Telemetry of qwen, gemini and codex, in this order: each went on after 404.

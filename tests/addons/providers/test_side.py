@@ -30,7 +30,6 @@ CLAUDE = "api.anthropic.com"
         ("chatgpt.com", "POST", "/backend-api/ps/mcp", 404),
         ("downloads.claude.ai", "GET", "/claude-code-releases/latest", 404),
         ("models.opencode.ai", "GET", "/api.json", 404),
-        ("registry.npmjs.org", "GET", "/opencode", 404),
         ("raw.githubusercontent.com", "GET", "/BerriAI/litellm/main/prices.json", 404),
         ("x-default.rum.aliyuncs.com", "POST", "/", 404),
         ("play.googleapis.com", "POST", "/log", 404),
