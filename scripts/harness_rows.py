@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dragoman.rollout.defects import defect, slow
 from dragoman.rollout.harnesses import HARNESSES
 from dragoman.rollout.setups import Mode
 
@@ -137,32 +138,19 @@ def _is_code_mode(row: Row) -> bool:
 
 def _defect(scenario: str, good: Step) -> list[Step]:
     """The reply before the good ones, if the scenario has one."""
-    name = good["tool_calls"][0]["name"] if "tool_calls" in good else ""
-    arguments = json.dumps(good["tool_calls"][0]["arguments"]) if "tool_calls" in good else ""
     match scenario:
         case "works":
             return []
-        case "broken-json":
-            return [{"raw": f'<tool_call>\n{{"name": "{name}", "arguments": {arguments[:-1]}, }}\n</tool_call>'}]
-        case "wrong-args":
-            return [{"tool_calls": [{"name": name, "arguments": {"wrong": 1}}]}]
-        case "unknown-tool":
-            return [{"tool_calls": [{"name": "no_such_tool", "arguments": {"path": "x"}}]}]
-        case "empty-once":
-            return [{"raw": ""}]
         case "empty":
             return [{"raw": "", "repeat": True}]
-        case "cut-text":
-            return [{"text": "I will write the file, and for that I", "end": False}]
-        case "cut-call":
-            return [{"raw": f'<tool_call>\n{{"name": "{name}", "arguments": {arguments[:25]}', "end": False}]
-        case "engine-failure":
-            return [{"text": "I will write the file now.", "error_after": 3}]
         case "slow":
-            return [{**good, "delay": SLOW, "chunk": 10_000}]
+            return [slow(good, SLOW)]
         case "held":
             return [{**good, "hold": "first"}]
-    raise ValueError(f"there is no scenario {scenario!r}; there are: works, {', '.join(DEFECTS)}")
+    step = defect({"empty-once": "empty", "engine-failure": "stream-failure"}.get(scenario, scenario), good)
+    if step is None:
+        raise ValueError(f"there is no scenario {scenario!r}; there are: works, {', '.join(DEFECTS)}")
+    return [step]
 
 
 def _edit_script(row: Row) -> list[Step]:
@@ -171,10 +159,10 @@ def _edit_script(row: Row) -> list[Step]:
     block = f"{FILE}\n```\n<<<<<<< SEARCH\n=======\n{CONTENT}>>>>>>> REPLACE\n```\n"
     commit, blocks = "commit message", "SEARCH/REPLACE"
     good: Step = {"text": f"I will write the file.\n\n{block}"}
-    defect = _defect(row.scenario, good)
+    spoilt = _defect(row.scenario, good)
     return [
         {"match": commit, "text": "feat: add the file", "repeat": True},
-        *({"match": blocks, **step} for step in defect),
+        *({"match": blocks, **step} for step in spoilt),
         {"match": blocks, **good, "repeat": True},
         *({"unless": blocks, **step} for step in _defect(row.scenario, whole)),
         {**whole, "repeat": True},

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from dragoman.rollout.defects import defect, slow
 from dragoman.rollout.probe.tools import AgentTool, ShellTool
 from dragoman.store.records import JsonObject
 
@@ -168,25 +169,12 @@ def _names(tool: str) -> str:
 
 def _defect(case: Case, good: JsonObject) -> list[JsonObject]:
     """What the model says before the good reply."""
-    call = good["tool_calls"][0] if "tool_calls" in good else {"name": "", "arguments": {}}
-    name, arguments = call["name"], json.dumps(call["arguments"])
     match case.name:
-        case "broken-json":
-            return [{"raw": f'<tool_call>\n{{"name": "{name}", "arguments": {arguments[:-1]}, }}\n</tool_call>'}]
-        case "wrong-args":
-            return [{"tool_calls": [{"name": name, "arguments": {"wrong": 1}}]}]
-        case "unknown-tool":
-            return [{"tool_calls": [{"name": "no_such_tool", "arguments": {"path": "x"}}]}]
         case "empty":
             return [{"raw": "", "repeat": True}]
-        case "cut-text":
-            return [{"text": "I will write the file, and for that I", "end": False}]
-        case "cut-call":
-            return [{"raw": f'<tool_call>\n{{"name": "{name}", "arguments": {arguments[:25]}', "end": False}]
-        case "stream-failure":
-            return [{"text": "I will write the file now.", "error_after": 3}]
         case "silence":
-            return [{**good, "delay": SILENCE, "chunk": 10_000}]
+            return [slow(good, SILENCE)]
         case "long-silence":
-            return [{**good, "delay": LONG_SILENCE, "chunk": 10_000}]
-    return []
+            return [slow(good, LONG_SILENCE)]
+    step = defect(case.name, good)
+    return [] if step is None else [step]
