@@ -46,6 +46,7 @@ TESTED_IN = {
     # Parts of a command, through it.
     "src/dragoman/cli/call_view.py": "tests/cli/test_show.py",
     "src/dragoman/cli/checks.py": "tests/cli/test_doctor.py",
+    "src/dragoman/cli/options.py": "tests/cli/test_episode.py",
     "src/dragoman/cli/run_plan.py": "tests/cli/test_run.py",
     "src/dragoman/cli/engine_checks.py": "tests/cli/test_doctor.py",
     "src/dragoman/gateway_client.py": "tests/cli/test_gateway_client.py",

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from dragoman.cli.episode import Gateway
+from dragoman.cli.options import ModelName, Profile, Task, Variant, Way
 from dragoman.cli.output import Failure, say
 from dragoman.home import DEFAULT_GATEWAY
 
@@ -21,18 +22,11 @@ def env(
     harness: Annotated[
         str, typer.Argument(help="A name of `dragoman harness list`, or `command` for any program.")
     ] = "command",
-    mode: Annotated[
-        Literal["proxy", "base-url"], typer.Option(help="How the harness will reach the gateway.")
-    ] = "proxy",
-    variant: Annotated[str | None, typer.Option(help="One of the harness's variants (default: its first).")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model's name that the harness asks for; the gateway answers to any.")
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="Name of the task. Without one the episode is ad hoc.")] = None,
-    profile: Annotated[
-        Literal["train", "as_asked"] | None,
-        typer.Option(help="`train`: sample as the run says. `as_asked`: as the harness asks."),
-    ] = None,
+    mode: Way = "proxy",
+    variant: Variant = None,
+    model: ModelName = None,
+    task: Task = None,
+    profile: Profile = None,
     shell: Annotated[
         Literal["sh", "bash", "zsh", "fish"] | None, typer.Option(help="Whose syntax (default: by $SHELL).")
     ] = None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dragoman.cli.options import Deadline, Expected, Group, Profile, Task, Temperature, Way
 from dragoman.cli.output import Failure, print_json
 from dragoman.home import DEFAULT_GATEWAY
 
@@ -59,21 +60,14 @@ def episode_environment(opened: "OpenedEpisode", mode: Literal["proxy", "base-ur
 
 @app.command("open")
 def open_(
-    task: Annotated[str | None, typer.Option(help="Name of the task. Without one the episode is ad hoc.")] = None,
-    group: Annotated[str | None, typer.Option(help="Name of the group within the task.")] = None,
-    expected: Annotated[int | None, typer.Option(min=1, help="How many episodes the group waits for.")] = None,
-    deadline: Annotated[
-        float | None, typer.Option(min=0, help="Seconds until missing episodes of the group count as abandoned.")
-    ] = None,
-    profile: Annotated[
-        Literal["train", "as_asked"] | None,
-        typer.Option(help="`train`: sample as the run says. `as_asked`: as the harness asks."),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Temperature of the `train` profile.")] = None,
+    task: Task = None,
+    group: Group = None,
+    expected: Expected = None,
+    deadline: Deadline = None,
+    profile: Profile = None,
+    temperature: Temperature = None,
     ttl: Annotated[float | None, typer.Option(min=1, help="Seconds until the token expires (default 24 h).")] = None,
-    mode: Annotated[
-        Literal["proxy", "base-url"], typer.Option(help="How the harness will reach the gateway.")
-    ] = "proxy",
+    mode: Way = "proxy",
     gateway: Gateway = DEFAULT_GATEWAY,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     export: Annotated[bool, typer.Option("--export", help="Print the `export` lines only.")] = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dragoman.cli.episode import Gateway
+from dragoman.cli.options import Deadline, Expected, Group, ModelName, Profile, Task, Temperature, Variant
 from dragoman.cli.output import Failure, say
 from dragoman.cli.run_plan import RunOptions, prepare_run
 from dragoman.home import DEFAULT_GATEWAY
@@ -29,16 +30,14 @@ def run(
     harness: Annotated[
         str, typer.Option(help="A name of `dragoman harness list`, or `command` for any program.")
     ] = "claude",
-    variant: Annotated[str | None, typer.Option(help="One of the harness's variants (default: its first).")] = None,
+    variant: Variant = None,
     mode: Annotated[
         Literal["proxy", "base-url"],
         typer.Option(
             help="`proxy`: it calls its own provider and is caught there. `base-url`: it is told to call the gateway."
         ),
     ] = "proxy",
-    model: Annotated[
-        str | None, typer.Option(help="The model's name that the harness asks for; the gateway answers to any.")
-    ] = None,
+    model: ModelName = None,
     workdir: Annotated[Path, typer.Option(help="Where the harness works.")] = Path("."),
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take.")] = 1800,
     max_turns: Annotated[
@@ -51,17 +50,12 @@ def run(
     home: Annotated[
         Path | None, typer.Option(help="Its private home folder, kept afterwards (default: a new one, removed).")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Name of the task. Without one the episode is ad hoc.")] = None,
-    group: Annotated[str | None, typer.Option(help="Name of the group within the task.")] = None,
-    expected: Annotated[int | None, typer.Option(min=1, help="How many episodes the group waits for.")] = None,
-    deadline: Annotated[
-        float | None, typer.Option(min=0, help="Seconds until missing episodes of the group count as abandoned.")
-    ] = None,
-    profile: Annotated[
-        Literal["train", "as_asked"] | None,
-        typer.Option(help="`train`: sample as the run says. `as_asked`: as the harness asks."),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Temperature of the `train` profile.")] = None,
+    task: Task = None,
+    group: Group = None,
+    expected: Expected = None,
+    deadline: Deadline = None,
+    profile: Profile = None,
+    temperature: Temperature = None,
     context_tokens: Annotated[
         int | None, typer.Option(min=1, help="What the harness is told fits into the model (default: the engine's).")
     ] = None,
