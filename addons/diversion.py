@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from mitmproxy import http
 
 from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets
+from dragoman.addons.reply_bytes import ReplyBytes
 
 
 @dataclass(slots=True)
 class _Diverted:
-    """What a flow looked like before it was sent to the app, and the reply bytes seen so far."""
+    """What a flow looked like before it was sent to the app, and its reply so far."""
 
     scheme: str
     host: str
@@ -22,8 +23,7 @@ class _Diverted:
     authority: str
     host_header: str | None
     ticket: str
-    keep: bool
-    chunks: list[bytes] = field(default_factory=list)
+    reply: ReplyBytes
 
 
 @dataclass(slots=True)
@@ -36,7 +36,13 @@ class Diversions:
         request = flow.request
         ticket = self.tickets.issue(hop)
         self._by_flow[flow.id] = _Diverted(
-            request.scheme, request.host, request.port, request.authority, request.host_header, ticket, keep
+            request.scheme,
+            request.host,
+            request.port,
+            request.authority,
+            request.host_header,
+            ticket,
+            ReplyBytes(keep),
         )
         request.headers[TICKET_HEADER] = ticket
         request.scheme, request.host, request.port = "http", "127.0.0.1", port
@@ -44,15 +50,7 @@ class Diversions:
     def tee(self, flow: http.HTTPFlow) -> Callable[[bytes], bytes] | None:
         """Passes a diverted flow's reply on as it comes, and keeps it; ``None``: the flow is not a diverted one."""
         diverted = self._by_flow.get(flow.id)
-        if diverted is None:
-            return None
-
-        def tee(data: bytes) -> bytes:
-            if diverted.keep:
-                diverted.chunks.append(data)
-            return data
-
-        return tee
+        return None if diverted is None else diverted.reply.tee
 
     def restore(self, flow: http.HTTPFlow) -> None:
         """Put the origin back before the flow is saved, with the bytes that the client got."""
@@ -65,5 +63,4 @@ class Diversions:
         request.scheme, request.host, request.port = diverted.scheme, diverted.host, diverted.port
         request.authority = diverted.authority
         request.host_header = diverted.host_header
-        if flow.response is not None and flow.response.raw_content is None:
-            flow.response.raw_content = b"".join(diverted.chunks)
+        diverted.reply.put_back(flow)

@@ -16,7 +16,7 @@ from dragoman.addons.bodies import read_json_object
 from dragoman.addons.call import sampling_json
 from dragoman.addons.classify import classify
 from dragoman.addons.egress import Upstream
-from dragoman.addons.errors import DragomanError, NoSockets, NotFound, Unauthorized
+from dragoman.addons.errors import DragomanError, NoSockets, Unauthorized
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.hop import Hop
 from dragoman.addons.identity import new_id, read_credentials, read_harness
@@ -25,6 +25,7 @@ from dragoman.addons.observed_reply import read_reply
 from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider, Route
 from dragoman.addons.redact import join_target, split_target, take_ours, without_secrets
+from dragoman.addons.reply_bytes import ReplyBytes
 from dragoman.store.records import OBSERVED, CallArrival, CallOutcome
 
 
@@ -35,7 +36,7 @@ class _Watched:
     route: Route
     request: ChatRequest | DragomanError
     """The error: why the request could not be understood. The provider may well take it."""
-    chunks: list[bytes] = field(default_factory=list)
+    reply: ReplyBytes = field(default_factory=ReplyBytes)
 
 
 @dataclass(slots=True)
@@ -99,8 +100,6 @@ class Observer:
             target = Upstream("https", provider.hosts[0], 443)
         else:
             return
-        if not provider.hosts:
-            raise NotFound(f"{request.path} belongs to no provider")
         request.scheme, request.host, request.port = target.scheme, target.host, target.port
         default = target.port == (443 if target.scheme == "https" else 80)
         request.host_header = target.host if default else f"{target.host}:{target.port}"
@@ -108,22 +107,14 @@ class Observer:
     def tee(self, flow: http.HTTPFlow) -> Callable[[bytes], bytes] | None:
         """Passes an observed call's reply on as it comes, and keeps it; ``None``: it is no observed call."""
         watched = self._watched.get(flow.id)
-        if watched is None:
-            return None
-
-        def tee(data: bytes) -> bytes:
-            watched.chunks.append(data)
-            return data
-
-        return tee
+        return None if watched is None else watched.reply.tee
 
     def finish(self, flow: http.HTTPFlow) -> None:
         """Record how an observed call ended; to be called in the event loop, when its reply is over or broken."""
         watched = self._watched.pop(flow.id, None)
         if watched is None:
             return
-        if flow.response is not None and flow.response.raw_content is None:
-            flow.response.raw_content = b"".join(watched.chunks)
+        watched.reply.put_back(flow)
         outcome = observed(watched, flow.response, time.time())
         if outcome.error_message:
             outcome = replace(outcome, error_message=without_secrets(outcome.error_message, flow.request))

@@ -37,6 +37,7 @@ TESTED_IN = {
     "addons/gateway.py": "tests/addons/test_app.py",
     "addons/hosting.py": "tests/addons/test_intercept.py",
     "addons/options.py": "tests/addons/test_intercept.py",
+    "addons/reply_bytes.py": "tests/addons/test_diversion.py",
     "addons/served.py": "tests/addons/test_app.py",
     "addons/settings.py": "tests/addons/test_app.py",
     # Parts of a dialect, through it.
