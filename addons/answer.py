@@ -112,7 +112,7 @@ async def answer_call(gateway: Gateway, asked: Asked) -> Answering | WarmedUp | 
         chat = await _parse(gateway, asked, await asked.read())
         arrival = replace(arrival, kind=classify(asked.harness, chat))
         arrived = recorder.arrive(arrival)
-        if chat.responses is not None and chat.responses.warm_up:
+        if chat.details.warm_up:
             await recorder.finish(rows.warmed_up(arrival, chat, time.time()))
             return WarmedUp(arrival, chat)
         lineage = await gateway.lineage(asked.episode.id)

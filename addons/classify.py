@@ -81,9 +81,9 @@ _RULES = (
 
 def classify(harness: Harness, request: ChatRequest) -> CallKind:
     """The kind of a call, from who sent it and what it asks. What a dialect has a word for needs no rule."""
-    if request.responses is not None and request.responses.warm_up:
+    if request.details.warm_up:
         return "warm_up"
-    if request.responses is not None and request.responses.compaction is not None:
+    if request.details.compaction is not None:
         return "compaction"
     if harness.kind != "main":
         return harness.kind

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dragoman.addons.blobs import read_message, read_tools
-from dragoman.addons.messages import ChatRequest, Earlier, Message, ReplyPart, ResponsesDetails
+from dragoman.addons.messages import ChatRequest, Earlier, Message, ReplyPart
 from dragoman.addons.providers.openai_items import SUMMARISE, compaction_message, summary_of
 from dragoman.store.records import CallInfo, JsonObject
 
@@ -26,7 +26,7 @@ class Kept:
 
 def earlier_of(request: ChatRequest, reply: Sequence[ReplyPart]) -> Earlier:
     """What the reply to ``request`` stands for. ``reply`` is empty where there is none (a warm-up)."""
-    details = _details(request)
+    details = request.details
     tools = tuple(tool for tool in request.tools if tool.name in details.input_tools)
     return Earlier(_conversation(request.messages, details.instructions, reply), tools)
 
@@ -61,7 +61,3 @@ def _conversation(messages: Sequence[Message], instructions: bool, reply: Sequen
     if said[-1:] == (SUMMARISE,):
         return (*(message for message in said if message.role == "system"), compaction_message(summary_of(parts)))
     return (*said, Message("assistant", parts)) if parts else said
-
-
-def _details(request: ChatRequest) -> ResponsesDetails:
-    return request.responses or ResponsesDetails()

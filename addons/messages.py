@@ -134,6 +134,9 @@ class ResponsesDetails:
     ``/compact`` paths answer."""
 
 
+_NO_DETAILS = ResponsesDetails()
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One generation request, whatever dialect it came in."""
@@ -162,6 +165,11 @@ class ChatRequest:
     """Legacy completions only: the plain prompt; ``messages`` is then empty."""
     responses: ResponsesDetails | None = None
     """What only the Responses dialect has; ``None`` in the others."""
+
+    @property
+    def details(self) -> ResponsesDetails:
+        """``responses``, and in the other dialects what says nothing."""
+        return self.responses or _NO_DETAILS
 
 
 @dataclass(frozen=True, slots=True)

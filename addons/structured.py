@@ -78,7 +78,7 @@ def read_limits(request: ChatRequest, codec: TokenCodec, prompt_ids: TokenIds, s
     Raises ``Unsupported`` when the request forces what cannot be enforced with this model, ``InvalidRequest`` when a
     schema is none; each names the field.
     """
-    if request.responses is not None and request.responses.compaction is not None:
+    if request.details.compaction is not None:
         return SUMMARY
     tools = request.tools
     choice = request.tool_choice if tools else ToolChoice()

@@ -80,7 +80,6 @@ _SPELT_OUT = {
 _SOCKET, _COMPACT = "socket", "compact"
 ON_SOCKET = Route("generate", variant=_SOCKET)
 """The route of a request that came over a WebSocket."""
-_NO_DETAILS = ResponsesDetails()
 
 
 class OpenAIResponses:
@@ -147,7 +146,7 @@ class OpenAIResponses:
         )
 
     def render_reply(self, reply: Reply, request: ChatRequest) -> JsonObject:
-        compaction = _details(request).compaction
+        compaction = request.details.compaction
         if compaction is not None:
             items = [_compaction_item(reply)]
             if compaction == "list":
@@ -257,7 +256,7 @@ def _refuse_logprobs(body: JsonObject) -> None:
 
 def _response(of: Reply | ReplyStarted, request: ChatRequest, status: str) -> JsonObject:
     """The response object before anything is in it."""
-    asked, details = request.sampling, _details(request)
+    asked, details = request.sampling, request.details
     return {
         "id": f"resp_{of.id}",
         "object": "response",
@@ -281,10 +280,6 @@ def _response(of: Reply | ReplyStarted, request: ChatRequest, status: str) -> Js
         "truncation": "disabled",
         "usage": None,
     }
-
-
-def _details(request: ChatRequest) -> ResponsesDetails:
-    return request.responses or _NO_DETAILS
 
 
 def _compaction_item(reply: Reply) -> JsonObject:
@@ -336,8 +331,8 @@ class _Encoder:
         self._index = 0  # of the item that is open, or else of the next
         self._open: type[ReasoningPart] | type[TextPart] | None = None
         self._text: list[str] = []  # of the item that is open
-        self._stream_id = _details(request).stream_id
-        self._whole = _details(request).compaction is not None  # whether the text is told at the end only
+        self._stream_id = request.details.stream_id
+        self._whole = request.details.compaction is not None  # whether the text is told at the end only
 
     def encode(self, event: ReplyEvent) -> bytes:
         match event:
