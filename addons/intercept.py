@@ -35,7 +35,7 @@ from dragoman.addons.observer import Observer
 from dragoman.addons.options import add_options, check_options, own_address, read_settings
 from dragoman.addons.providers import provider_for_host
 from dragoman.addons.providers.side import find_side_answer
-from dragoman.addons.redact import join_target, redact, split_target, take_ours
+from dragoman.addons.redact import join_target, lower_headers, redact, split_target, take_ours
 
 log = logging.getLogger("dragoman")
 HEADER_LIMIT = 64 * 1024
@@ -219,7 +219,7 @@ class Intercept:
         """
         assert self.gateway is not None
         request = flow.request
-        lowered = {name.lower(): value for name, value in request.headers.items()}
+        lowered = lower_headers(request)
         credentials, _, _ = read_credentials(lowered, "/", "", self._proxy_user(flow))
         take_ours(request)
         if self.gateway.settings.open_mode and not credentials.tokens:
@@ -241,7 +241,7 @@ class Intercept:
             del request.headers[name]
         user = self._proxy_user(flow)
         target_path, target_query = split_target(request.path)
-        lowered = {name.lower(): value for name, value in request.headers.items()}
+        lowered = lower_headers(request)
         credentials, path, query = read_credentials(lowered, target_path, target_query, user)
         if flow.is_replay:
             credentials = Credentials(frozenset(filter(None, [ctx.options.dragoman_replay_token])))

@@ -24,7 +24,7 @@ from dragoman.addons.messages import ChatRequest
 from dragoman.addons.observed_reply import read_reply
 from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider, Route
-from dragoman.addons.redact import join_target, split_target, take_ours, without_secrets
+from dragoman.addons.redact import join_target, lower_headers, split_target, take_ours, without_secrets
 from dragoman.addons.reply_bytes import ReplyBytes
 from dragoman.store.records import OBSERVED, CallArrival, CallOutcome
 
@@ -52,7 +52,7 @@ class Observer:
         """
         request = flow.request
         target_path, target_query = split_target(request.path)
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers.fields}
+        headers = lower_headers(request)
         credentials, path, query = read_credentials(headers, target_path, target_query, proxy_user)
         if not own:
             path = target_path

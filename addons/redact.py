@@ -28,6 +28,11 @@ def join_target(path: str, query: str) -> str:
     return f"{path}?{query}" if query else path
 
 
+def lower_headers(request: http.Request) -> dict[str, str]:
+    """Headers by lower-case name; one that is there several times is one value, joined by commas."""
+    return {name.lower(): request.headers[name] for name in request.headers}
+
+
 def take_ours(request: http.Request) -> None:
     """Take an episode's or the operator's key out of a request that is about to leave for somebody else's host."""
     for raw_name, raw_value in request.headers.fields:
@@ -63,9 +68,10 @@ def _secrets(request: http.Request) -> set[str]:
 def redact(flow: http.HTTPFlow) -> None:
     """Cut the credentials out of a flow whose request and response have been on the wire."""
     request = flow.request
-    if flow.response is not None and (said := flow.response.get_content(strict=False)):
+    # A call for the model has no secrets left, so its reply is not even looked at.
+    if (secrets := _secrets(request)) and flow.response and (said := flow.response.get_content(strict=False)):
         without = said
-        for secret in _secrets(request):
+        for secret in secrets:
             without = without.replace(secret.encode("latin-1", "replace"), REDACTED.encode())
         if without != said:
             flow.response.content = without

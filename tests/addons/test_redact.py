@@ -6,7 +6,7 @@ import pytest
 from mitmproxy import http
 from mitmproxy.test import tflow
 
-from dragoman.addons.redact import REDACTED, redact, take_ours
+from dragoman.addons.redact import REDACTED, lower_headers, redact, take_ours
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -84,3 +84,10 @@ def test_a_token_in_the_path_is_not_saved(path: str, saved: str) -> None:
     flow = flow_with({}, path)
     redact(flow)
     assert flow.request.path == saved
+
+
+def test_a_header_that_is_there_twice_is_both() -> None:
+    """So that two tokens never pass for one of them."""
+    flow = flow_with({"X-Api-Key": "dgm_a"})
+    flow.request.headers.add("x-api-key", "dgm_b")
+    assert lower_headers(flow.request) == {"x-api-key": "dgm_a, dgm_b"}
