@@ -241,8 +241,8 @@ def _generation(gateway: Gateway, call: Call, lineage: EpisodeLineage) -> Genera
     request, codec, limits = call.request, call.served.codec, call.limits
     generation = Generation(
         engine=gateway.engine,
+        policy=gateway.policy,
         call_id=call.id,
-        model=None,
         prompt_ids=call.prompt.ids,
         sampling=call.sampling,
         stop_ids=codec.stop_ids + limits.stop_ids,

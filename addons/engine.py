@@ -14,14 +14,21 @@ from typing import Any, Literal
 import httpx
 import orjson
 
-from dragoman.addons.errors import ContextTooLong, EngineFailed, EngineTimeout, InvalidRequest, Overloaded
+from dragoman.addons.errors import (
+    AdapterMissing,
+    ContextTooLong,
+    EngineFailed,
+    EngineTimeout,
+    InvalidRequest,
+    Overloaded,
+)
 from dragoman.addons.messages import Sampling
 from dragoman.addons.sse import SseSplitter
 from dragoman.store.records import JsonObject, PolicySpan, TokenIds
 
 BASE_VERSION = "base"
 """Policy version of the weights that the engine was started with."""
-_UNSET_LABEL = "default"
+UNSET_LABEL = "default"
 """vLLM's own name for them, until a version is set."""
 _NO_EVIDENCE = -9999.0
 """What vLLM reports as the logprob of a token that it has none for, and for NaN."""
@@ -36,8 +43,8 @@ class EngineInfo:
     """The folder or name that the weights came from."""
     max_model_len: int
     """Prompt and reply together, in tokens."""
-    adapters: tuple[str, ...] = ()
-    """Names of the LoRA adapters that are loaded."""
+    adapters: tuple[tuple[str, str], ...] = ()
+    """Name and folder of each LoRA adapter that is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +98,22 @@ class Engine:
         try:
             models = orjson.loads(response.content)["data"]
             base = next(model for model in models if model.get("parent") is None)
-            adapters = tuple(model["id"] for model in models if model.get("parent") is not None)
+            adapters = tuple((model["id"], model["root"]) for model in models if model.get("parent") is not None)
             info = EngineInfo(base["id"], base.get("root") or base["id"], int(base["max_model_len"]), adapters)
         except (orjson.JSONDecodeError, KeyError, TypeError, StopIteration) as error:
             raise EngineFailed(f"{self.base_url}/v1/models is no engine's list of models: {error!r}") from error
         self._base_model = info.model
         return info
+
+    async def control(self, method: str, path: str, body: JsonObject | None, *, patience: float) -> httpx.Response:
+        """Ask a route beside sampling, whatever it answers; ``patience`` in seconds.
+
+        Raises ``Overloaded`` when nothing answers.
+        """
+        try:
+            return await self._http.request(method, path, json=body, timeout=httpx.Timeout(patience, connect=5.0))
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
 
     async def generate(
         self,
@@ -114,7 +131,8 @@ class Engine:
         ``None``: the base model. ``structured``: the engine's ``structured_outputs`` (``{"json": schema}`` and others).
 
         Raises ``ContextTooLong`` or ``InvalidRequest`` when the engine refuses the request, ``Overloaded`` when it
-        cannot take it now, ``EngineTimeout`` after a silence of ``read_timeout``, ``EngineFailed`` for all else.
+        cannot take it now, ``AdapterMissing`` when it has no such ``model``, ``EngineTimeout`` after a silence of
+        ``read_timeout``, ``EngineFailed`` for all else.
         """
         version = None
         if model is not None:
@@ -159,7 +177,7 @@ class Engine:
         """The error for a reply that is no 200."""
         message = _error_message(body)
         if status == 404 and model is not None and model in message:
-            return EngineFailed(f"the engine has no model {model!r}: {message}")
+            return AdapterMissing(f"the engine has no model {model!r}: {message}")
         if status in (403, 404):
             return EngineFailed(
                 f"the engine at {self.base_url} answers {status} to token requests; start vLLM with --enable-scale-out"
@@ -252,7 +270,7 @@ class ChunkReader:
             raise EngineFailed("the engine did not say which weights sampled the reply (weight_versions is missing)")
         spans = tuple(
             PolicySpan(
-                BASE_VERSION if label["version"] == _UNSET_LABEL else label["version"], label["start"], label["end"]
+                BASE_VERSION if label["version"] == UNSET_LABEL else label["version"], label["start"], label["end"]
             )
             for label in labels
         )

@@ -117,6 +117,14 @@ class EngineFailed(DragomanError):
     code: ErrorCode = "engine_failed"
 
 
+class AdapterMissing(EngineFailed):
+    """The engine does not have the adapter that a call asked for; nothing was sampled."""
+
+
+class WeightsRefused(EngineFailed):
+    """The engine did not take other weights, or cannot take any."""
+
+
 class EngineTimeout(DragomanError):
     status: int = 504
     code: ErrorCode = "timeout"

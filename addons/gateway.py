@@ -15,6 +15,7 @@ from dragoman.addons.generation import Generation
 from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets, read_target
 from dragoman.addons.identity import EpisodeCache, check_usable, hash_token, new_id, new_token, read_credentials
 from dragoman.addons.lineage import EpisodeLineage
+from dragoman.addons.policy import PolicyFollower
 from dragoman.addons.providers.base import to_dragoman_error
 from dragoman.addons.recorder import Recorder
 from dragoman.addons.restore import restore
@@ -52,6 +53,7 @@ class Gateway:
     recorder: Recorder = field(init=False)
     engine: Engine = field(init=False)
     model: ServedModel = field(init=False)
+    policy: PolicyFollower = field(init=False)
     episodes: EpisodeCache = field(init=False)
     running: dict[str, Running] = field(default_factory=dict)
     """Call id → what is being sampled for it, or was and has not reached its client."""
@@ -59,7 +61,7 @@ class Gateway:
     """Episode id → its answered calls; the one used last stands last."""
     unexpected: int = 0
     """How many errors nobody foresaw: each is a defect of the gateway, and is in the log with where it came from."""
-    _deadlines: asyncio.Task[None] = field(init=False)
+    _watching: list[asyncio.Task[None]] = field(default_factory=list)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened_by_itself: dict[str, str] = field(default_factory=dict)
     """Open mode only: harness session → token."""
@@ -74,11 +76,15 @@ class Gateway:
         self.engine = Engine(self.settings.engine)
         self.model = ServedModel(self.engine, self.settings)
         self.episodes = EpisodeCache(self._find_episode)
-        self._deadlines = asyncio.create_task(self._watch_deadlines(), name="deadlines of groups")
+        self.policy = PolicyFollower(self.database, self.engine)
+        self._watching = [asyncio.create_task(self._watch_deadlines(), name="deadlines of groups")]
+        if self.settings.observe is None:
+            self._watching.append(asyncio.create_task(self.policy.watch(), name="newest policy"))
 
     async def stop(self) -> None:
         """Stop sampling, record what there is, and close the store."""
-        self._deadlines.cancel()
+        for watching in self._watching:
+            watching.cancel()
         for running in list(self.running.values()):
             running.generation.stop()
         if self.running:

@@ -15,8 +15,9 @@ from typing import Literal
 import numpy as np
 
 from dragoman.addons.engine import Engine, SampledChunk
-from dragoman.addons.errors import DragomanError, EngineFailed
+from dragoman.addons.errors import AdapterMissing, DragomanError, EngineFailed, EngineTimeout, Overloaded
 from dragoman.addons.messages import Completion, ReplyEvent, ReplyFailed, ReplyFinished, Sampling
+from dragoman.addons.policy import PolicyFollower
 from dragoman.addons.structured import Limits
 from dragoman.addons.tokens import ParsedReply, TextStream
 from dragoman.store.records import CallArrival, CallOutcome, Logprobs, PolicySpan, TokenIds
@@ -40,8 +41,8 @@ class Generation:
     """Runs the engine for one call and publishes reply events to whoever is attached."""
 
     engine: Engine
+    policy: PolicyFollower
     call_id: str
-    model: str | None
     prompt_ids: TokenIds
     sampling: Sampling
     stop_ids: tuple[int, ...]
@@ -144,6 +145,8 @@ class Generation:
     async def _run(self) -> None:
         try:
             await self._sample()
+            if self._finish_reason == "abort":  # the policy has not ended it, and no harness should take it for whole
+                raise EngineFailed("the engine broke the reply off; it was told to abort, or is being stopped")
             deltas, parsed, stop_sequence = self.text.finish()
             self._publish(*deltas)
             if self.clients == 0:
@@ -172,13 +175,26 @@ class Generation:
             self._publish(ReplyFailed(error))
 
     async def _sample(self) -> None:
+        """Sample with the weights of now: held here while they change, and again when the engine has lost them."""
+        self._started_at = time.time()
+        try:
+            try:
+                await self._sample_from(await self.policy.model())
+            except AdapterMissing:  # so it was restarted, and nothing is sampled yet
+                self.policy.suspect()
+                await self._sample_from(await self.policy.model())
+        except (EngineFailed, EngineTimeout, Overloaded):
+            self.policy.suspect()
+            raise
+
+    async def _sample_from(self, adapter: str | None) -> None:
         self._started_at = time.time()
         chunks = self.engine.generate(
             prompt_ids=self.prompt_ids,
             sampling=self.sampling,
             stop_ids=self.stop_ids,
             request_id=self.call_id,
-            model=self.model,
+            model=adapter,
             structured=self.limits.structured,
         )
         async with aclosing(chunks):

@@ -208,6 +208,40 @@ class ReplyState(Base):
     """In the words of the dialect (``addons.earlier``)."""
 
 
+class Policy(Base):
+    """Weights that a trainer has published."""
+
+    __tablename__ = "policies"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Its version is ``policy-v<number>``."""
+    kind: Mapped[str]
+    path: Mapped[str]
+    """Of the folder with the weights."""
+    parent: Mapped[str | None]
+    """Version that it was trained from."""
+    run: Mapped[str | None]
+    step: Mapped[int | None]
+    metrics: Mapped[JsonObject]
+    """Name → finite float."""
+    created_at: Mapped[float]
+
+
+class PolicyLoad(Base):
+    """What became of a policy in one engine."""
+
+    __tablename__ = "policy_loads"
+    __table_args__ = (UniqueConstraint("policy", "engine"),)
+
+    row: Mapped[int] = mapped_column(ROW_ID, primary_key=True)
+    policy: Mapped[int] = mapped_column(ForeignKey("policies.number"))
+    engine: Mapped[str]
+    """Address of the engine."""
+    status: Mapped[str]
+    reason: Mapped[str | None]
+    at: Mapped[float]
+
+
 Index("ix_calls_episode_id_arrived_at_row", Call.episode_id, Call.arrived_at, Call.row)
 Index(
     "ix_calls_open",

@@ -14,7 +14,7 @@ from dragoman.store.errors import StoreUnavailable
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0003"
+HEAD = "0005"
 """The newest revision in ``migrations/versions``; a test keeps the two equal."""
 
 

@@ -212,7 +212,7 @@ MODELS = [
 
 async def test_an_adapters_name_is_the_policy_version() -> None:
     async with stubbed({"data": MODELS}) as engine:
-        assert await engine.info() == EngineInfo("base-model", "/m", 4096, ("ad1",))
+        assert await engine.info() == EngineInfo("base-model", "/m", 4096, (("ad1", "/a"),))
         assert (await sample(engine, model="ad1"))[-1].policy_spans == (PolicySpan("ad1", 0, 1),)
         assert (await sample(engine, model="base-model"))[-1].policy_spans == (PolicySpan("v7", 0, 1),)
     async with stubbed({"data": MODELS}) as engine:  # without having asked what is served

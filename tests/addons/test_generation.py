@@ -42,6 +42,24 @@ class ToldEngine:
             self.closed.set()
 
 
+class ToldPolicy:
+    """Says which adapter is served, when a test lets it."""
+
+    def __init__(self) -> None:
+        self.adapters: list[str | None] = [None]
+        """The next to be served; the last one stays."""
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.suspected = 0
+
+    async def model(self) -> str | None:
+        await self.ready.wait()
+        return self.adapters.pop(0) if len(self.adapters) > 1 else self.adapters[0]
+
+    def suspect(self) -> None:
+        self.suspected += 1
+
+
 class LetterStream:
     """Every id is one letter."""
 
@@ -66,11 +84,12 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.engine = ToldEngine()
+        self.policy = ToldPolicy()
         self.commit.set()
         self.generation = Generation(
             engine=self.engine,  # type: ignore[arg-type]
+            policy=self.policy,  # type: ignore[arg-type]
             call_id="abc",
-            model=None,
             prompt_ids=np.array([1, 2], dtype=np.int32),
             sampling=Sampling(max_tokens=5),
             stop_ids=(0,),
