@@ -34,6 +34,10 @@ CHUNK = 500
 Record = TypeVar("Record", CallArrival, CallOutcome)
 
 GATEWAY_KILLED = "gateway_killed"
+SET_ASIDE = "set_aside"
+"""``error_code`` of a call whose outcome could not be stored; the reason is beside it, and the outcome in the outbox."""
+REPLACED = (GATEWAY_KILLED, SET_ASIDE)
+"""Ends that stand in for one that is not there, and give way to it when it comes."""
 
 
 def _select_where_in(column: ColumnElement[Any], *columns: ColumnElement[Any]) -> Executable:
@@ -92,7 +96,7 @@ def write_outcomes(session: Session, outcomes: Sequence[CallOutcome]) -> list[Va
 
     The answers align with ``outcomes``, as in ``write_arrivals``. Refused are wrong values (``call_rows``), a call that
     has not arrived or has ended otherwise, and a parent that cannot give ``shared_len`` tokens. An outcome that comes
-    after ``close_open_calls`` has given up its call replaces that.
+    after ``close_open_calls`` has given up its call, or after it was set aside, replaces that.
     """
     answers, valid = _check_alone(outcomes, outcome_values)
     if not valid:
@@ -248,7 +252,7 @@ def _check_state(outcome: CallOutcome, stored: dict[str, Values]) -> bool:
     call = stored.get(outcome.id)
     if call is None:
         raise ValueError(f"call {outcome.id!r}: it has not arrived")
-    if call["status"] != "arrived" and call["error_code"] != GATEWAY_KILLED:
+    if call["status"] != "arrived" and call["error_code"] not in REPLACED:
         if (call["status"], call["finished_at"]) == (outcome.status, outcome.finished_at):
             return False
         raise ValueError(f"call {outcome.id!r}: it has already ended as {call['status']!r}")
