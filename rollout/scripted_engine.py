@@ -1,10 +1,10 @@
 """A process that speaks the engine's API and "samples" a script: for tests, and for trying a harness without a model.
 
 It answers what the gateway asks of vLLM (``/health``, ``/v1/models``, ``/inference/v1/generate`` whole and streamed,
-``/update_weight_version``), with token ids of a real tokenizer, so the gateway cannot know it from an engine. What it
-does not do (pausing, adapters) is answered 404. For the test that drives it: ``POST /scripted/release`` lets one held
-reply go on, ``GET /scripted/requests`` tells what was asked and what became of it, ``POST /scripted/script`` puts
-another script in place of the one it has, and forgets what was asked.
+and what ``scripted_weights`` has), with token ids of a real tokenizer, so the gateway cannot know it from an engine.
+For the test that drives it: ``POST /scripted/release`` lets one held reply go on, ``GET /scripted/requests`` tells what
+was asked and what became of it, ``POST /scripted/script`` puts another script in place of the one it has, and forgets
+what was asked.
 
 ``python -m dragoman.rollout.scripted_engine --model FOLDER --script FILE.json [--port P] [--port-file F]``
 """
@@ -28,6 +28,7 @@ from transformers import AutoTokenizer
 
 from dragoman.rollout.made_up import made_up
 from dragoman.rollout.script import Script, Step, load_script, read_script
+from dragoman.rollout.scripted_weights import ScriptedWeights, extend_spans
 from dragoman.store.records import JsonObject
 
 
@@ -56,7 +57,8 @@ class Reply:
     logprobs: list[float]
     finish_reason: str
     stop_reason: str | int | None
-    version: str
+    spans: list[JsonObject]
+    """Which version sampled what, as far as it has gone out; in vLLM's words."""
 
 
 class ScriptedEngine:
@@ -73,7 +75,7 @@ class ScriptedEngine:
         config = json.loads((Path(model) / "config.json").read_text())
         self.max_model_len = max_model_len or int(config["max_position_embeddings"])
         self.asked: list[Asked] = []
-        self.version = "default"
+        self.weights = ScriptedWeights()
         self._releases = asyncio.Semaphore(0)
         self._ids = [self._step_ids(step) for step in script.steps]
 
@@ -83,7 +85,7 @@ class ScriptedEngine:
                 Route("/health", self.health),
                 Route("/v1/models", self.models),
                 Route("/inference/v1/generate", self.generate, methods=["POST"]),
-                Route("/update_weight_version", self.update_weight_version, methods=["POST"]),
+                *self.weights.routes(),
                 Route("/scripted/release", self.release, methods=["POST"]),
                 Route("/scripted/requests", self.requests),
                 Route("/scripted/script", self.replace_script, methods=["POST"]),
@@ -96,11 +98,10 @@ class ScriptedEngine:
     async def models(self, request: Request) -> Response:
         model = {"id": self.model, "object": "model", "created": 0, "owned_by": "scripted", "root": self.model}
         model |= {"parent": None, "max_model_len": self.max_model_len}
-        return JSONResponse({"object": "list", "data": [model]})
-
-    async def update_weight_version(self, request: Request) -> Response:
-        self.version = (await request.json())["new_version"]
-        return JSONResponse({"success": True})
+        loaded = [
+            {**model, "id": name, "root": path, "parent": self.model} for name, path in self.weights.adapters.items()
+        ]
+        return JSONResponse({"object": "list", "data": [model, *loaded]})
 
     async def release(self, request: Request) -> Response:
         self._releases.release()
@@ -128,7 +129,7 @@ class ScriptedEngine:
             stream=bool(body.get("stream")),
         )
         self.asked.append(asked)
-        if asked.model not in (None, self.model):
+        if asked.model not in (None, self.model, *self.weights.adapters):
             return self._refuse(asked, 404, f"The model `{asked.model}` does not exist.")
         if (length := len(asked.prompt_ids)) >= self.max_model_len:
             # vLLM finds this out after it has begun to stream
@@ -192,6 +193,9 @@ class ScriptedEngine:
                 await asyncio.sleep(step.delay)
             if (step.hold == "first" and start == 0) or (step.hold == "last" and end == length):
                 await self._releases.acquire()
+            await self.weights.going.wait()
+            if end > start:
+                extend_spans(reply.spans, self.weights.version, start, end)
             yield _choice(reply, start, end)
 
     def _reply(self, asked: Asked, step: Step, ids: list[int], number: int) -> Reply:
@@ -214,7 +218,7 @@ class ScriptedEngine:
         # multiples of 2⁻²⁰, so exact as float32, and different for every token of the first thousand requests
         logprobs = [-(at + 1) / 1024 - (number % 1024) / 2**20 for at in range(len(ids))]
         name = f"generate-tokens-{asked.request_id}"
-        return Reply(name, step, ids, logprobs, finish_reason, stop_reason, self.version)
+        return Reply(name, step, ids, logprobs, finish_reason, stop_reason, [])
 
     def _step_ids(self, step: Step) -> list[int]:
         if step.ids is not None:
@@ -272,7 +276,7 @@ def _choice(reply: Reply, start: int, end: int) -> JsonObject:
         {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": []}
         for token, logprob in zip(ids, reply.logprobs[start:end], strict=True)
     ]
-    versions: list[JsonObject] | None = [{"version": reply.version, "start": 0, "end": end}] if last else None
+    versions: list[JsonObject] | None = reply.spans if last else None
     if last and content:
         match reply.step.flaw:
             case "nan":

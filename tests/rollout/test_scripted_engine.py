@@ -104,7 +104,7 @@ def test_refusals(tokenizer: Any) -> None:
         assert [asked["step"] for asked in engine.requests()] == [1, None, None, None]
         body = {"token_ids": [5], "sampling_params": {}, "model": "other"}
         assert httpx.post(f"{engine.address}/inference/v1/generate", json=body).status_code == 404
-        assert httpx.post(f"{engine.address}/pause").status_code == 404
+        assert httpx.post(f"{engine.address}/sleep").status_code == 404
 
 
 @pytest.mark.parametrize("hold", ["first", "last"])
