@@ -29,6 +29,8 @@ BUSY_SECONDS = 30.0
 """How long a SQLite transaction that writes waits for another one, of this process or of another."""
 OPEN_SECONDS = 60.0
 """How long opening waits for another process that is migrating the same database."""
+CONNECT_SECONDS = 10
+"""How long PostgreSQL is given to take a connection, where the URL says no ``connect_timeout``."""
 MIGRATION_LOCK = 0x647261676F6D616E
 """PostgreSQL advisory lock held while migrating ("dragoman" in ASCII)."""
 
@@ -56,6 +58,11 @@ class Database:
         """
         migrate(url, fsync=fsync)
         return cls(_make_engine(_read_url(url), fsync=fsync))
+
+    @classmethod
+    def later(cls, url: str) -> "Database":
+        """The store at ``url`` without asking whether it is there. Whoever writes first calls ``migrate`` before."""
+        return cls(_make_engine(_read_url(url), fsync=False))
 
     @property
     def url(self) -> str:
@@ -223,7 +230,8 @@ def _create_file(url: URL) -> None:
 def _make_engine(url: URL, *, fsync: bool, migrating: bool = False) -> Engine:
     serializer = partial(json.dumps, separators=(",", ":"), allow_nan=False)
     if url.get_backend_name() == "postgresql":
-        return create_engine(url, json_serializer=serializer, pool_pre_ping=True)
+        connect = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
+        return create_engine(url, json_serializer=serializer, pool_pre_ping=True, connect_args=connect)
     engine = create_engine(
         url,
         json_serializer=serializer,
