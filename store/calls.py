@@ -35,7 +35,7 @@ Record = TypeVar("Record", CallArrival, CallOutcome)
 
 GATEWAY_KILLED = "gateway_killed"
 SET_ASIDE = "set_aside"
-"""``error_code`` of a call whose outcome could not be stored; the reason is beside it, and the outcome in the outbox."""
+"""``error_code`` of a call whose outcome could not be stored; its reason is beside it, the outcome in the outbox."""
 REPLACED = (GATEWAY_KILLED, SET_ASIDE)
 """Ends that stand in for one that is not there, and give way to it when it comes."""
 
@@ -141,6 +141,15 @@ def read_calls(session: Session, episode_id: str) -> list[CallInfo]:
     """The calls of an episode in the order in which they arrived; empty for an unknown episode."""
     query = select(Call).where(Call.episode_id == episode_id).order_by(Call.arrived_at, Call.row)
     return _decode(session, session.scalars(query).all())
+
+
+def read_calls_of(session: Session, episode_ids: Sequence[str]) -> dict[str, list[CallInfo]]:
+    """Episode id → its calls as ``read_calls`` gives them, for several episodes at once; each of the ids is there."""
+    query = select(Call).where(Call.episode_id.in_(episode_ids)).order_by(Call.arrived_at, Call.row)
+    found: dict[str, list[CallInfo]] = {episode_id: [] for episode_id in episode_ids}
+    for call in _decode(session, session.scalars(query).all()):
+        found[call.arrival.episode_id].append(call)
+    return found
 
 
 def read_state(session: Session, call_id: str) -> JsonObject | None:

@@ -113,6 +113,12 @@ def get_episode(session: Session, episode_id: str) -> EpisodeInfo:
     return _info(row)
 
 
+def read_group(session: Session, group_row: int) -> list[EpisodeInfo]:
+    """The episodes of a group in the order in which they were opened; empty for a group that is not there."""
+    query = _select_episodes().where(Episode.group_row == group_row).order_by(Episode.opened_at, Episode.row)
+    return [_info(row) for row in session.execute(query)]
+
+
 def list_episodes(session: Session, *, limit: int, task: str | None = None) -> list[EpisodeSummary]:
     """The ``limit`` episodes opened last, newest first, each with what its calls add up to. One query."""
     page = _select_episodes()
@@ -162,12 +168,20 @@ def sum_calls(session: Session, episode_id: str) -> CallSums:
 
 
 def abandon_overdue_groups(session: Session, now: float) -> list[str]:
-    """End the open episodes of every group past its deadline as ``abandoned``. Returns their ids, in no order."""
+    """End the open episodes of every group past its deadline as ``abandoned``. Returns their ids, in no order.
+
+    One that another transaction is ending at the moment is passed over.
+    """
     overdue = select(Group.row).where(Group.deadline <= now)
+    left = (
+        select(Episode.row)
+        .where(Episode.end.is_(None), Episode.group_row.in_(overdue))
+        .with_for_update(skip_locked=True)
+    )
     return list(
         session.scalars(
             update(Episode)
-            .where(Episode.end.is_(None), Episode.group_row.in_(overdue))
+            .where(Episode.row.in_(left))
             .values(end="abandoned", end_reason="the deadline of its group has passed", ended_at=now)
             .returning(Episode.id)
             .execution_options(synchronize_session=False)
@@ -213,6 +227,8 @@ def _open_group(session: Session, task: str, spec: EpisodeSpec, now: float) -> i
             f"group {spec.group!r} of task {task!r} was opened for {group.expected} episodes, not {spec.expected}; "
             "leave expected out, or name another group"
         )
+    if group.completed_at is not None:
+        raise GroupMismatch(f"group {spec.group!r} of task {task!r} is complete and takes no more; name another group")
     deadline = max((d for d in (group.deadline, spec.deadline) if d is not None), default=None)
     _check_deadline(task, spec, deadline, now)
     group.expected = group.expected if spec.expected is None else spec.expected

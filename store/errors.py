@@ -22,7 +22,11 @@ class EpisodeEnded(StoreError):
 
 
 class GroupMismatch(StoreError):
-    """An episode asks for a group that was opened with another size or deadline, or is past its deadline."""
+    """An episode asks for a group that was opened with another size or deadline, is complete or past its deadline."""
+
+
+class LeaseLost(StoreError):
+    """A group is no longer, or was never, leased to this holder: another one has it or has done with it."""
 
 
 class CallNotFound(StoreError):

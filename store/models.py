@@ -69,6 +69,8 @@ class Group(Base):
     """``NULL``: the group of one episode that named none; any number of those may exist in a task."""
     expected: Mapped[int | None]
     deadline: Mapped[float | None] = mapped_column(index=True)
+    completed_at: Mapped[float | None] = mapped_column(index=True)
+    """When it was found to be complete; ``NULL``: it is still open, or nobody has looked since."""
 
 
 class Episode(Base):
@@ -87,6 +89,27 @@ class Episode(Base):
     end_reason: Mapped[str | None]
     reward: Mapped[float | None]
     """The reward that was set last; ``rewards`` has them all."""
+
+
+class Lease(Base):
+    """What a consumer, which is a training run, does or did with a complete group. No row: nothing yet."""
+
+    __tablename__ = "leases"
+
+    group_row: Mapped[int] = mapped_column(ForeignKey("groups.row"), primary_key=True)
+    consumer: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    """``leased``, ``consumed`` or ``set_aside``; the last two are for good."""
+    holder: Mapped[str]
+    """The process of the consumer that has it, or had it last."""
+    expires_at: Mapped[float | None]
+    """From then on another holder may take a ``leased`` one; ``NULL`` in the other states."""
+    reason: Mapped[str | None]
+    """Why it was set aside."""
+    step: Mapped[int | None]
+    """Optimizer step that it was consumed in."""
+    at: Mapped[float]
+    """When it came into this state."""
 
 
 class Credential(Base):
@@ -242,6 +265,7 @@ class PolicyLoad(Base):
     at: Mapped[float]
 
 
+Index("ix_leases_consumer_state", Lease.consumer, Lease.state)
 Index("ix_calls_episode_id_arrived_at_row", Call.episode_id, Call.arrived_at, Call.row)
 Index(
     "ix_calls_open",

@@ -20,6 +20,7 @@ from dragoman.store.models import (
     Credential,
     Episode,
     Group,
+    Lease,
     ReplyState,
     Reward,
     StoredArtefact,
@@ -132,7 +133,9 @@ def delete_orphans(session: Session) -> Orphans:
     orphans = [address for address in session.scalars(select(StoredBlob.digest)) if address not in used]
     for chunk in _chunks(orphans):
         session.execute(delete(table_of(StoredBlob)).where(StoredBlob.digest.in_(chunk)))
-    groups = session.execute(delete(table_of(Group)).where(~exists().where(Episode.group_row == Group.row)))
+    empty = select(Group.row).where(~exists().where(Episode.group_row == Group.row))
+    session.execute(delete(table_of(Lease)).where(Lease.group_row.in_(empty)))
+    groups = session.execute(delete(table_of(Group)).where(Group.row.in_(empty)))
     tasks = session.execute(delete(table_of(Task)).where(~exists().where(Group.task_row == Task.row)))
     return Orphans(len(orphans), groups.rowcount, tasks.rowcount)  # type: ignore[attr-defined]
 

@@ -14,7 +14,8 @@ from dragoman.store.check import check
 from dragoman.store.database import Database
 from dragoman.store.episodes import end_episode, open_episode, set_reward
 from dragoman.store.errors import EpisodeNotFound
-from dragoman.store.models import Base, Episode, StoredBlob
+from dragoman.store.leases import consume
+from dragoman.store.models import Base, Episode, Group, StoredBlob
 from dragoman.store.packing import digest
 from dragoman.store.prune import (
     Rule,
@@ -136,6 +137,9 @@ def test_a_deleted_episode_takes_all_of_its_own_and_nothing_else(database: Datab
     add(database, "stays", ended=10.0)
     before = rows(database)
     add(database, "goes", ended=10.0, reward=1.0, task="other")
+    with database.session() as session:
+        (group,) = session.scalars(select(Group.row).where(Group.name == "group of goes"))
+        consume(session, "run", [group], holder="h", now=11.0, step=1)
 
     with database.session() as session:
         assert delete_old(session, Rule(20.0), ["goes", "gone already"]) == ["goes"]
