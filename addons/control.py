@@ -105,6 +105,7 @@ def episode_json(episode: EpisodeInfo) -> JsonObject:
 
 def routes(gateway: "Gateway") -> list[Route]:
     """The control API's routes, to be mounted at ``/dragoman``."""
+    started_at = time.time()
 
     async def open_episode(body: JsonObject, hop: Hop, _: str) -> tuple[int, JsonObject]:
         spec, ttl = read_spec(body, time.time())
@@ -180,10 +181,13 @@ def routes(gateway: "Gateway") -> list[Route]:
         served = gateway.model.peek()
         return 200, {
             "version": dragoman.__version__,
+            "started_at": started_at,
             "engine": gateway.settings.engine,
+            "engine_up": None if gateway.settings.observe is not None else await gateway.engine.health(),
             "observes": gateway.settings.observe,
             "store": gateway.database.url,
-            "outbox_depth": gateway.recorder.depth,
+            "outbox_depth": gateway.keeper.waiting,
+            "recording": await asyncio.to_thread(gateway.keeper.status),
             "calls_running": len(gateway.running),
             "policy": gateway.policy.version,
             "policy_path": gateway.policy.serving.path if gateway.policy.serving else None,

@@ -66,6 +66,10 @@ class GatewayStatus:
     store: str
     """The database's URL without its password."""
     outbox_depth: int
+    engine_up: bool | None = None
+    """Whether the engine answers the gateway now; ``None``: it has none, or an older gateway does not say."""
+    started_at: float | None = None
+    """Unix seconds; ``None``: an older gateway."""
 
 
 class GatewayClient:
@@ -179,6 +183,8 @@ class GatewayClient:
             policy_version=reply.get("policy_version"),
             store=reply["store"],
             outbox_depth=reply["outbox_depth"],
+            engine_up=reply.get("engine_up"),
+            started_at=reply.get("started_at"),
         )
 
     def _ask(self, method: str, path: str, body: JsonObject | None) -> dict[str, Any]:
