@@ -2,10 +2,10 @@
 
 Rules of this module: a record's future resolves when its row is committed, and not before: a gateway may let out what a
 harness acts on only then. Records stay in the queue, in order, until they are committed; a failing database is tried
-again for ever (until ``close`` gives up) and loses nothing. A record that the store refuses fails its own future only.
+again for ever (until ``close`` gives up) and loses nothing. A record that is refused fails its own future only.
 
-For now a PostgreSQL store is written to directly by the same thread, so a reply waits while PostgreSQL is away. The
-local outbox that lifts this is a later step.
+Where records are committed is not known here: a SQLite store (``delivery.deliver``), or the outbox of a PostgreSQL one.
+Nor does the queue refuse anything; ``keeper`` holds new calls back while ``queued_bytes`` is too much.
 """
 
 import asyncio
@@ -13,12 +13,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from dragoman.store.calls import write_arrivals, write_outcomes
-from dragoman.store.database import Database
+from dragoman.addons.record_bytes import Record, record_size
 from dragoman.store.errors import StoreUnavailable
 from dragoman.store.records import CallArrival, CallOutcome
 
@@ -28,7 +27,9 @@ LONGEST_DELAY = 1.0
 
 log = logging.getLogger(__name__)
 
-Record = CallArrival | CallOutcome
+Commit = Callable[[Sequence[Record]], list[Exception | None]]
+"""Makes records durable in one transaction. The answers align; an error: this record is refused, and the others are
+written. Raises ``StoreUnavailable``, and nothing was written then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +37,19 @@ class _Waiting:
     record: Record
     future: asyncio.Future[None]
     """Belongs to the loop that ``arrive`` or ``finish`` was called on; only that loop's thread may resolve it."""
+    size: int
 
 
 class Recorder:
     """Takes records from any number of event loops and threads that run one."""
 
-    def __init__(self, database: Database, *, max_batch: int = 256) -> None:
-        self._database = database
+    def __init__(self, commit: Commit, *, max_batch: int = 256) -> None:
+        self._commit = commit
         self._max_batch = max_batch
         self._queue: deque[_Waiting] = deque()
+        self._queued_bytes = 0
         self._changed = threading.Condition()
-        """Guards ``_queue`` and ``_give_up_at``."""
+        """Guards ``_queue``, ``_queued_bytes`` and ``_give_up_at``."""
         self._give_up_at: float | None = None
         """Monotonic time until which closing waits for a failing database; ``None``: not closing."""
         self._error: StoreUnavailable | None = None
@@ -84,6 +87,11 @@ class Recorder:
         return len(self._queue)
 
     @property
+    def queued_bytes(self) -> int:
+        """About how much memory those records take."""
+        return self._queued_bytes
+
+    @property
     def healthy(self) -> bool:
         """False from the first failed commit to the next good one."""
         return self._error is None
@@ -95,10 +103,12 @@ class Recorder:
 
     def _put(self, record: Record) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(record, future, record_size(record))
         with self._changed:
             if self._give_up_at is not None or self._thread.ident is None:
                 raise RuntimeError(f"call {record.id!r} cannot be recorded: the recorder is closed or not started")
-            self._queue.append(_Waiting(record, future))
+            self._queue.append(waiting)
+            self._queued_bytes += waiting.size
             self._changed.notify()
         return future
 
@@ -131,7 +141,7 @@ class Recorder:
             answered = list(zip(batch, answers, strict=True))
             with self._changed:
                 for _ in batch:
-                    self._queue.popleft()
+                    self._queued_bytes -= self._queue.popleft().size
             _resolve(answered)
 
     def _next_batch(self) -> list[_Waiting]:
@@ -140,23 +150,6 @@ class Recorder:
             self._changed.wait_for(lambda: self._queue or self._give_up_at is not None)
             return list(islice(self._queue, self._max_batch))
 
-    def _commit(self, records: Sequence[Record]) -> list[Exception | None]:
-        """Write records in one transaction; the answers align with them. Raises ``StoreUnavailable``."""
-        try:
-            with self._database.session() as session:
-                arrivals = [record for record in records if isinstance(record, CallArrival)]
-                outcomes = [record for record in records if isinstance(record, CallOutcome)]
-                arrived, ended = iter(write_arrivals(session, arrivals)), iter(write_outcomes(session, outcomes))
-                answers = [next(arrived) if isinstance(record, CallArrival) else next(ended) for record in records]
-        except StoreUnavailable:
-            raise
-        except Exception as error:  # the checks missed something: find the record, so that it stops only itself
-            if len(records) > 1:
-                return [answer for record in records for answer in self._commit([record])]
-            log.exception("call %r cannot be recorded", records[0].id)
-            return [error]
-        return list(answers)
-
     def _abandon(self, error: StoreUnavailable) -> None:
         """Give up for good: fail every future that is left, and take no more records."""
         with self._changed:
@@ -164,6 +157,7 @@ class Recorder:
             self._give_up_at = time.monotonic()
             left = list(self._queue)
             self._queue.clear()
+            self._queued_bytes = 0
         log.error("%d records are lost: %s", len(left), error)
         _resolve([(waiting, error) for waiting in left])
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from sqlalchemy import Connection, create_engine, event, make_url, text
 from sqlalchemy.orm import Session
 
+from dragoman.addons.delivery import deliver
 from dragoman.addons.recorder import Recorder
 from dragoman.store import database as database_module
 from dragoman.store.calls import read_call, read_calls
@@ -66,7 +68,7 @@ async def wait_until_unhealthy(recorder: Recorder) -> None:
 async def recorder(database: Database) -> AsyncIterator[Recorder]:
     """A started recorder on a store with the episode ``e1``."""
     open_one(database)
-    recorder = Recorder(database)
+    recorder = Recorder(partial(deliver, database))
     recorder.start()
     yield recorder
     await recorder.close()
@@ -134,7 +136,7 @@ async def test_a_batch_has_a_limit(database: Database, monkeypatch: pytest.Monke
     open_one(database)
     gate = Gate(database, monkeypatch)
     gate.shut()
-    recorder = Recorder(database, max_batch=10)
+    recorder = Recorder(partial(deliver, database), max_batch=10)
     recorder.start()
     futures = [recorder.arrive(arrival("c0"))]
     await asyncio.to_thread(gate.entered.wait)
@@ -236,7 +238,7 @@ async def test_a_locked_sqlite_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.01)
     database = Database.open(f"sqlite:///{tmp_path}/a.db")
     open_one(database)
-    recorder = Recorder(database)
+    recorder = Recorder(partial(deliver, database))
     recorder.start()
     holder = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -261,7 +263,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count = {limit}")  # SQLite's own way to be full
 
     event.listen(database._engine, "begin", set_limit)
-    recorder = Recorder(database)
+    recorder = Recorder(partial(deliver, database))
     recorder.start()
     futures = [recorder.arrive(replace(arrival(f"c{n}"), path="/" + "x" * 9000)) for n in range(20)]
     await wait_until_unhealthy(recorder)
@@ -276,7 +278,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
 async def test_a_postgresql_that_goes_away(postgres: str, postgres_url: str) -> None:
     database = Database.open(postgres_url)
     open_one(database)
-    recorder = Recorder(database)
+    recorder = Recorder(partial(deliver, database))
     recorder.start()
     await recorder.arrive(arrival("c1"))
     name = make_url(postgres_url).database
@@ -301,7 +303,7 @@ async def test_close_commits_what_is_queued(database: Database, monkeypatch: pyt
     open_one(database)
     gate = Gate(database, monkeypatch)
     gate.shut()
-    recorder = Recorder(database, max_batch=7)
+    recorder = Recorder(partial(deliver, database), max_batch=7)
     recorder.start()
     futures = [recorder.arrive(arrival(f"c{n}")) for n in range(40)]
     closing = asyncio.create_task(recorder.close())
@@ -318,7 +320,7 @@ async def test_close_gives_up_on_a_store_that_stays_away(database: Database, mon
     open_one(database)
     gate = Gate(database, monkeypatch)
     gate.failures = [StoreUnavailable("no store")] * 10_000
-    recorder = Recorder(database)
+    recorder = Recorder(partial(deliver, database))
     recorder.start()
     futures = [recorder.arrive(arrival(f"c{n}")) for n in range(3)]
     with pytest.raises(StoreUnavailable, match="no store"):
@@ -330,7 +332,7 @@ async def test_close_gives_up_on_a_store_that_stays_away(database: Database, mon
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_nobody_waits_for_a_writer_that_broke(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(database)
+    recorder = Recorder(partial(deliver, database))
     monkeypatch.setattr(recorder, "_commit", lambda records: [])  # a bug: no answer for a record
     recorder.start()
     with pytest.raises(StoreUnavailable, match="the recorder broke: ValueError"):
@@ -343,7 +345,7 @@ async def test_nobody_waits_for_a_writer_that_broke(database: Database, monkeypa
 
 
 async def test_a_recorder_that_was_not_started_takes_nothing(database: Database) -> None:
-    recorder = Recorder(database)
+    recorder = Recorder(partial(deliver, database))
     with pytest.raises(RuntimeError, match="not started"):
         recorder.arrive(arrival("c1"))
     await recorder.close()
@@ -391,7 +393,7 @@ async def test_a_loop_that_has_closed_meanwhile_does_not_stop_the_writer(
 async def test_two_recorders_on_one_store(store_url: str) -> None:
     databases = [Database.open(store_url) for _ in range(2)]
     open_one(databases[0])
-    recorders = [Recorder(database) for database in databases]
+    recorders = [Recorder(partial(deliver, database)) for database in databases]
     for recorder in recorders:
         recorder.start()
 
@@ -410,12 +412,12 @@ async def test_two_recorders_on_one_store(store_url: str) -> None:
 VICTIM = """
 import asyncio, os, signal, sys
 sys.path.insert(0, sys.argv[2])
-from test_recorder import Database, Recorder, answered, arrival, open_one
+from test_recorder import Database, Recorder, answered, arrival, deliver, open_one, partial
 
 async def main():
     database = Database.open(sys.argv[1])
     open_one(database)
-    recorder = Recorder(database)
+    recorder = Recorder(partial(deliver, database))
     recorder.start()
     await recorder.arrive(arrival("c1"))
     await recorder.finish(answered("c1"))
