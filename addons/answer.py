@@ -19,7 +19,7 @@ from dragoman.addons.blobs import message_blob, tools_blob
 from dragoman.addons.bodies import read_json_object
 from dragoman.addons.call import Call
 from dragoman.addons.classify import classify
-from dragoman.addons.errors import DragomanError
+from dragoman.addons.errors import DragomanError, Overloaded
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.generation import Generation, Sampled
 from dragoman.addons.identity import Harness, new_id
@@ -108,6 +108,12 @@ async def answer_call(gateway: Gateway, asked: Asked) -> Answering | WarmedUp | 
     recorder, provider = gateway.recorder, asked.provider
     arrival = _arrival(asked)
     arrived: asyncio.Future[None] | None = None
+    try:
+        await gateway.keeper.room()
+    except Overloaded as error:  # its record cannot be waited for: what it waits for is the reason
+        recorder.arrive(arrival)
+        recorder.finish(rows.refused(arrival, provider, error, time.time()))
+        return Refused(error, arrival.id)
     try:
         chat = await _parse(gateway, asked, await asked.read())
         arrival = replace(arrival, kind=classify(asked.harness, chat))

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from starlette.requests import HTTPConnection
 
 from dragoman.addons.call import Call
-from dragoman.addons.earlier import Kept, read_kept
+from dragoman.addons.earlier import Kept
 from dragoman.addons.engine import Engine
 from dragoman.addons.errors import DragomanError, Overloaded, Unauthorized
 from dragoman.addons.generation import Generation
 from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets, read_target
 from dragoman.addons.identity import EpisodeCache, check_usable, hash_token, new_id, new_token, read_credentials
+from dragoman.addons.keeper import Keeper
 from dragoman.addons.lineage import EpisodeLineage
 from dragoman.addons.policy import PolicyFollower
 from dragoman.addons.providers.base import to_dragoman_error
@@ -21,7 +22,7 @@ from dragoman.addons.recorder import Recorder
 from dragoman.addons.restore import restore
 from dragoman.addons.served import ServedModel
 from dragoman.addons.settings import Settings
-from dragoman.store import calls, episodes
+from dragoman.store import episodes
 from dragoman.store.database import Database
 from dragoman.store.errors import StoreError
 from dragoman.store.records import EpisodeInfo, EpisodeSpec
@@ -49,6 +50,7 @@ class Gateway:
     settings: Settings
     tickets: Tickets | None = None
     """``None``: served by itself under an ASGI server, and credentials come with the request."""
+    keeper: Keeper = field(init=False)
     database: Database = field(init=False)
     recorder: Recorder = field(init=False)
     engine: Engine = field(init=False)
@@ -68,14 +70,13 @@ class Gateway:
 
     async def start(self) -> None:
         """Open the store and close the calls that a killed gateway left open. Raises ``StoreError``."""
-        self.database = await asyncio.to_thread(Database.open, self.settings.store, fsync=self.settings.fsync)
-        if closed := await asyncio.to_thread(self._close_open_calls, time.time()):
+        self.keeper = await asyncio.to_thread(Keeper.open, self.settings)
+        if closed := self.keeper.closed_calls:
             log.warning("%d calls were open when the last gateway ended; they are now aborted", closed)
-        self.recorder = Recorder(self.database)
-        self.recorder.start()
+        self.database, self.recorder = self.keeper.database, self.keeper.recorder
         self.engine = Engine(self.settings.engine)
         self.model = ServedModel(self.engine, self.settings)
-        self.episodes = EpisodeCache(self._find_episode)
+        self.episodes = EpisodeCache(self.keeper.find_episode)
         self.policy = PolicyFollower(self.database, self.engine)
         self._watching = [asyncio.create_task(self._watch_deadlines(), name="deadlines of groups")]
         if self.settings.observe is None:
@@ -89,9 +90,8 @@ class Gateway:
             running.generation.stop()
         if self.running:
             await asyncio.wait([running.task for running in self.running.values()], timeout=10)
-        await self.recorder.close()
+        await self.keeper.close()
         await self.engine.close()
-        self.database.close()
 
     async def _watch_deadlines(self) -> None:
         """Abandon what is missing from groups past their deadline, so that a crashed runner never blocks a trainer."""
@@ -107,10 +107,6 @@ class Gateway:
     def _abandon_overdue(self, now: float) -> list[str]:
         with self.database.session() as session:
             return episodes.abandon_overdue_groups(session, now)
-
-    def _find_episode(self, digest: str) -> EpisodeInfo | None:
-        with self.database.reading() as session:
-            return episodes.find_by_token(session, digest)
 
     def hop(self, request: HTTPConnection) -> Hop:
         """Who sent this. Raises ``Unauthorized`` for a request that did not come through the proxy's own door."""
@@ -156,10 +152,13 @@ class Gateway:
     def open_episode(self, spec: EpisodeSpec, token: str, ttl: float) -> EpisodeInfo:
         """Write a new episode whose token lives ``ttl`` seconds. Blocking; raises ``StoreError``."""
         now = time.time()
+        digest = hash_token(token)
         with self.database.session() as session:
-            return episodes.open_episode(
-                session, spec, episode_id=new_id(12), token_hash=hash_token(token), now=now, expires_at=now + ttl
+            episode = episodes.open_episode(
+                session, spec, episode_id=new_id(12), token_hash=digest, now=now, expires_at=now + ttl
             )
+        self.keeper.opened(digest, episode)
+        return episode
 
     async def lineage(self, episode_id: str) -> EpisodeLineage:
         """The answered calls of an episode, from memory or from the store. Raises ``Overloaded`` without a store."""
@@ -169,7 +168,7 @@ class Gateway:
                 lineage = self.lineages.pop(episode_id, None)
                 if lineage is None:
                     try:
-                        lineage = await asyncio.to_thread(self._restore, episode_id)
+                        lineage = await asyncio.to_thread(self._restore, episode_id, others=False)
                     except StoreError as error:
                         raise Overloaded(f"the store cannot be used: {error}") from error
         self.lineages[episode_id] = lineage
@@ -183,13 +182,12 @@ class Gateway:
         Without a store nothing is added: what a call goes on from is then a fork, and no reason to refuse it.
         """
         try:
-            lineage.adopt(await asyncio.to_thread(self._restore, episode_id))
+            lineage.adopt(await asyncio.to_thread(self._restore, episode_id, others=True))
         except StoreError as error:
             log.warning("episode %s: the store cannot be asked for other gateways' calls: %s", episode_id, error)
 
-    def _restore(self, episode_id: str) -> EpisodeLineage:
-        with self.database.reading() as session:
-            return restore(calls.read_calls(session, episode_id))
+    def _restore(self, episode_id: str, *, others: bool) -> EpisodeLineage:
+        return restore(self.keeper.read_calls(episode_id, others=others))
 
     async def kept(self, episode_id: str, call_id: str) -> Kept | None:
         """What the reply of a call of the episode stands for. Raises ``Overloaded`` without a store.
@@ -197,25 +195,14 @@ class Gateway:
         ``None``: there is no such call in the episode, or none of its kind.
         """
         try:
-            return await asyncio.to_thread(self._kept, episode_id, call_id)
+            return await asyncio.to_thread(self.keeper.kept, episode_id, call_id)
         except StoreError as error:
             raise Overloaded(f"the store cannot be used: {error}") from error
-
-    def _kept(self, episode_id: str, call_id: str) -> Kept | None:
-        with self.database.reading() as session:
-            found = calls.read_call(session, call_id)
-            state = calls.read_state(session, call_id)
-            if found is None or state is None or found.arrival.episode_id != episode_id:
-                return None
-            return read_kept(found, calls.read_messages(session, call_id), state)
-
-    def _close_open_calls(self, now: float) -> int:
-        with self.database.session() as session:
-            return calls.close_open_calls(session, started_before=now, now=now)
 
     def forget(self, episode_id: str) -> None:
         """An episode has ended: nothing more is answered in it."""
         self.episodes.forget(episode_id)
+        self.keeper.forget(episode_id)
         self.lineages.pop(episode_id, None)
 
     def find_retried(self, call: Call) -> Running | None:

@@ -4,6 +4,8 @@ Rules of this module: a wrong value ends the start with a sentence that names th
 Dragoman cannot do without are set here as well.
 """
 
+from pathlib import Path
+
 from mitmproxy import ctx, exceptions
 from mitmproxy.addonmanager import Loader
 from mitmproxy.options import Options
@@ -31,6 +33,8 @@ def add_options(loader: Loader) -> None:
     add("dragoman_observe", str, "", "Only look on: pass calls to 'provider', or to an address, and record them.")
     add("dragoman_names", str, "", "Further host names under which harnesses reach this gateway, by spaces.")
     add("dragoman_fsync", bool, False, "Survive power loss too, at the price of one fsync a commit.")
+    add("dragoman_outbox", str, "", "File where records wait for PostgreSQL. Default: outbox.db in the state folder.")
+    add("dragoman_outbox_megabytes", int, 1024, "Waiting records beyond this hold new calls back.")
     add("dragoman_websockets", bool, True, "Take WebSockets (Codex); if not, answer 426 and it takes HTTP.")
     add("dragoman_replay_token", str, "", "Episode token for flows replayed with -C (credentials are not saved).")
     # Before mitmproxy is told of the folder: it would make an authority of its own there.
@@ -57,6 +61,8 @@ def check_options(updated: set[str]) -> None:
         raise exceptions.OptionsError(f"dragoman_thinking must be template or keep, not {options.dragoman_thinking!r}")
     if "dragoman_max_reply_tokens" in updated and options.dragoman_max_reply_tokens < 1:
         raise exceptions.OptionsError("dragoman_max_reply_tokens must be at least 1")
+    if "dragoman_outbox_megabytes" in updated and options.dragoman_outbox_megabytes < 1:
+        raise exceptions.OptionsError("dragoman_outbox_megabytes must be at least 1")
     if options.dragoman_open and not is_loopback(options.listen_host or ""):
         raise exceptions.OptionsError("dragoman_open needs --listen-host 127.0.0.1: it asks for no credential")
 
@@ -77,6 +83,8 @@ def read_settings(options: Options) -> Settings:
         max_reply_tokens=options.dragoman_max_reply_tokens,
         open_mode=options.dragoman_open,
         fsync=options.dragoman_fsync,
+        outbox=Path(options.dragoman_outbox).expanduser() if options.dragoman_outbox else None,
+        outbox_limit=options.dragoman_outbox_megabytes * 1024**2,
         websockets=options.dragoman_websockets,
     )
 

@@ -16,6 +16,7 @@ def restore(calls: Sequence[CallInfo]) -> EpisodeLineage:
     Raises ``ValueError`` when the store holds something that is not ours.
     """
     lineage = EpisodeLineage()
+    calls = _parents_first(calls)
     known: dict[bytes, Message] = {}
     for call in calls:
         outcome = call.outcome
@@ -47,6 +48,21 @@ def restore(calls: Sequence[CallInfo]) -> EpisodeLineage:
             )
         )
     return lineage
+
+
+def _parents_first(calls: Sequence[CallInfo]) -> list[CallInfo]:
+    """The same calls, none before its parent: where a clock was put back, a call arrived "before" what it continues."""
+    by_id = {call.arrival.id: call for call in calls}
+    ordered: dict[str, CallInfo] = {}
+    for call in calls:
+        line: list[CallInfo] = []
+        at: CallInfo | None = call
+        while at is not None and at.arrival.id not in ordered:
+            line.append(at)
+            parent = at.outcome.parent_id if at.outcome is not None else None
+            at = None if parent is None else by_id.get(parent)
+        ordered.update((one.arrival.id, one) for one in reversed(line))
+    return list(ordered.values())
 
 
 def _message(blob: Blob) -> Message:

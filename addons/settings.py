@@ -1,6 +1,7 @@
 """What an operator can set about a gateway; one frozen value, made by the CLI, the addon's options or a test."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from dragoman.addons.bridge import Thinking
 from dragoman.home import DEFAULT_ENGINE
@@ -27,6 +28,10 @@ class Settings:
     """Seconds until an episode's token expires."""
     fsync: bool = False
     """Survive power loss too, not only a killed process."""
+    outbox: Path | None = None
+    """File in which records wait for a PostgreSQL store; ``None``: ``outbox.db`` in the state folder."""
+    outbox_limit: int = 1024**3
+    """Bytes of waiting records from which no new call begins."""
     keep_alive: float = 15.0
     """Seconds of silence before a keep-alive is sent."""
     coalesce: float = 0.05
