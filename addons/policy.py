@@ -138,7 +138,9 @@ class PolicyFollower:
             beat.cancel()
         await asyncio.to_thread(self._finish, wanted.number, None)
         log.info("calls are answered by %s now, from %s", wanted.version, wanted.path)
-        self.serving, self._known, self.error = wanted, True, None
+        if wanted != self.serving:  # else it is the one before, put back after a newer one failed
+            self.serving, self.error = wanted, None
+        self._known = True
         self._checked_at = time.monotonic()
         return True
 

@@ -33,15 +33,11 @@ class ScriptedWeights:
     def routes(self) -> list[Route]:
         return [
             Route("/weight_info", self._info),
-            Route("/scripted/told", self._told),
             *(Route(path, self._change, methods=["POST"]) for path in CHANGES),
         ]
 
     async def _info(self, request: Request) -> Response:
         return JSONResponse({"weight_version": self.version})
-
-    async def _told(self, request: Request) -> Response:
-        return JSONResponse(self.told)
 
     async def _change(self, request: Request) -> Response:
         path, raw = request.url.path, await request.body()

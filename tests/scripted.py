@@ -20,6 +20,8 @@ from tests.models import tiny_model_folder
 @dataclass(frozen=True)
 class Scripted:
     address: str
+    engine: ScriptedEngine | None = None
+    """``None``: it is another process."""
 
     def release(self) -> None:
         """Let one held reply go on."""
@@ -29,6 +31,17 @@ class Scripted:
         """What was asked so far, and what became of it."""
         asked: list[dict[str, Any]] = httpx.get(f"{self.address}/scripted/requests", trust_env=False).json()
         return asked
+
+    def told(self) -> list[str]:
+        """The routes that change weights, in the order in which they were asked."""
+        assert self.engine is not None
+        return list(self.engine.weights.told)
+
+    def forget_weights(self) -> None:
+        """As a restart does."""
+        assert self.engine is not None
+        self.engine.weights.version = "default"
+        self.engine.weights.adapters.clear()
 
     def wait_for_state(self, number: int, state: str) -> None:
         """Wait until request ``number`` has come and is in ``state``; fails after ten seconds."""
@@ -52,7 +65,7 @@ def scripted_engine(
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield Scripted(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield Scripted(f"http://127.0.0.1:{listener.getsockname()[1]}", engine)
     finally:
         server.should_exit = True
         thread.join()

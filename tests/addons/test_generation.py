@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dragoman.addons.engine import SampledChunk
-from dragoman.addons.errors import DragomanError, EngineFailed
+from dragoman.addons.errors import AdapterMissing, DragomanError, EngineFailed
 from dragoman.addons.generation import Generation, Sampled
 from dragoman.addons.messages import Reply, ReplyFailed, ReplyFinished, Sampling, TextDelta, TextPart, Usage
 from dragoman.addons.structured import FREE
@@ -28,8 +28,11 @@ class ToldEngine:
     def __init__(self) -> None:
         self.steps: asyncio.Queue[Step] = asyncio.Queue()
         self.closed = asyncio.Event()
+        self.asked: list[str | None] = []
+        """The adapter of each request."""
 
-    async def generate(self, **_: Any) -> AsyncIterator[SampledChunk]:
+    async def generate(self, *, model: str | None, **_: Any) -> AsyncIterator[SampledChunk]:
+        self.asked.append(model)
         try:
             while True:
                 step = await self.steps.get()
@@ -242,3 +245,48 @@ async def test_a_stop_during_the_commit_lets_it_end() -> None:
     scene.commit.set()
     await task
     assert scene.log == ["commit begins", "committed"]
+
+
+async def test_it_waits_while_weights_change_and_asks_for_the_adapter_of_then() -> None:
+    scene = Scene()
+    scene.policy.ready.clear()
+    scene.policy.adapters = ["policy-v2"]
+    scene.generation.attach()
+    task = scene.generation.start()
+    scene.engine.steps.put_nowait(chunk(ord("h"), finish="stop"))
+    assert await scene.generation.next_events(0, 0.01) == []
+    assert scene.engine.asked == []
+    scene.policy.ready.set()
+    await task
+    assert scene.engine.asked == ["policy-v2"]
+
+
+async def test_an_adapter_that_the_engine_has_lost_is_asked_for_again_once_it_is_back() -> None:
+    scene = Scene()
+    scene.policy.adapters = ["policy-v1", "policy-v1"]
+    scene.generation.attach()
+    task = scene.generation.start()
+    scene.engine.steps.put_nowait(AdapterMissing("no model 'policy-v1'"))
+    scene.engine.steps.put_nowait(chunk(ord("h"), finish="stop"))
+    await task
+    assert scene.log == ["commit begins", "committed"]
+    assert (scene.engine.asked, scene.policy.suspected) == (["policy-v1", "policy-v1"], 1)
+
+
+async def test_after_a_failure_of_the_engine_its_weights_are_looked_at() -> None:
+    scene = Scene()
+    scene.generation.attach()
+    task = scene.generation.start()
+    scene.engine.steps.put_nowait(EngineFailed("gone"))
+    await task
+    assert scene.policy.suspected == 1
+
+
+async def test_a_reply_that_the_engine_broke_off_is_no_answer() -> None:
+    scene = Scene()
+    scene.generation.attach()
+    task = scene.generation.start()
+    scene.engine.steps.put_nowait(chunk(ord("h"), finish="abort"))
+    await task
+    assert scene.log == ["failed engine_failed"]
+    assert scene.sampled[0].completion.completion_ids.tolist() == [ord("h")]

@@ -22,6 +22,7 @@ from dragoman.cli import (
     export,
     harness,
     ledger,
+    policy,
     prune,
     quickstart,
     run,
@@ -70,6 +71,7 @@ app.command()(episodes.episodes)
 app.command()(show.show)
 app.command()(ledger.ledger)
 app.add_typer(db.app, name="db")
+app.add_typer(policy.app, name="policy")
 app.command()(prune.prune)
 app.command()(export.export)
 

@@ -27,6 +27,13 @@ def engine(
         int | None, typer.Option(help="Longest prompt and reply together, in tokens (default: the model's own).")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Number type of the weights (default on CPU: float32).")] = None,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Take LoRA adapters while running, so that a trainer can push them.")
+    ] = False,
+    max_lora_rank: Annotated[int, typer.Option(help="With --lora: the largest rank of an adapter.")] = 64,
+    max_loras: Annotated[
+        int, typer.Option(help="With --lora: versions that sample at once; at least the trainer's allowed lag + 2.")
+    ] = 4,
     python: Annotated[
         Path | None, typer.Option(help="The Python that has vllm (default: .venv-engine, else this one).")
     ] = None,
@@ -38,7 +45,7 @@ def engine(
 
     \b
         dragoman engine --model smollm2
-        dragoman engine --model ./my-model --port 8001 -- --enable-lora --max-lora-rank 32
+        dragoman engine --model ./my-model --port 8001 --lora -- --max-num-seqs 64
     """
     from dragoman.cli.engine_process import EngineOptions, find_python
     from dragoman.signals import terminable
@@ -51,6 +58,8 @@ def engine(
             port=port,
             dtype=dtype,
             max_model_len=max_model_len,
+            max_loras=max_loras if lora else 0,
+            max_lora_rank=max_lora_rank,
             extra=tuple(context.args),
         )
         _serve(found, options, timeout)

@@ -43,6 +43,9 @@ class EngineOptions:
     """``None``: the model's own; on CPU float32, with which log-probabilities agree with the trainer's to 1e-4."""
     max_model_len: int | None = None
     """In tokens; ``None``: what the model's configuration says."""
+    max_loras: int = 0
+    """LoRA adapters that sample at once; 0: the engine takes none."""
+    max_lora_rank: int = 64
     extra: tuple[str, ...] = ()
     """Further vLLM arguments; they come last, so they win."""
 
@@ -101,6 +104,9 @@ def engine_command(python: EnginePython, options: EngineOptions) -> list[str]:
     dtype = options.dtype or ("float32" if python.cpu else None)
     if dtype:
         command += ["--dtype", dtype]
+    if options.max_loras:
+        command += ["--enable-lora", "--max-loras", str(options.max_loras)]
+        command += ["--max-lora-rank", str(options.max_lora_rank)]
     if python.cpu:
         # Compiling takes a minute and gains little here.
         command += ["--enforce-eager", "--max-num-seqs", "16"]
