@@ -26,7 +26,7 @@ from dragoman.addons.providers import find_provider, provider_for_path
 from dragoman.addons.providers.base import Provider, Route
 from dragoman.addons.redact import join_target, lower_headers, split_target, take_ours, without_secrets
 from dragoman.addons.reply_bytes import ReplyBytes
-from dragoman.store.records import OBSERVED, CallArrival, CallOutcome
+from dragoman.store.records import CallArrival, CallOutcome
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class Observer:
 def observed(watched: _Watched, response: http.Response | None, now: float) -> CallOutcome:
     """The row of a call that a real provider answered. Pure. ``response`` ``None``: it sent none."""
     status = None if response is None else response.status_code
-    outcome = CallOutcome(id=watched.arrival.id, status="answered", http_status=status, finished_at=now)
+    outcome = CallOutcome(id=watched.arrival.id, status="observed", http_status=status, finished_at=now)
     chat = watched.request
     if isinstance(chat, ChatRequest):
         outcome = replace(
@@ -146,7 +146,7 @@ def observed(watched: _Watched, response: http.Response | None, now: float) -> C
         outcome = replace(outcome, reply=reply_blob(parts))
     except DragomanError as error:
         problem = error.message
-    return replace(outcome, error_code=OBSERVED, error_message=problem)
+    return replace(outcome, error_message=problem)
 
 
 def _error_text(response: http.Response) -> str:

@@ -23,7 +23,8 @@ NOTES = {
     "rewards.set_at": "Unix seconds.",
     "artefacts.stored_at": "Unix seconds.",
     "artefacts.content_type": "As whoever stored it said.",
-    "calls.status": "`arrived`, `answered`, `refused`, `failed` or `aborted`; `arrived` is an open call.",
+    "calls.status": "`arrived` (an open call), `answered`, `observed` (by the real provider while we looked on), "
+    "`refused`, `failed` or `aborted`.",
     "calls.provider": "The dialect: `anthropic`, `openai_chat`, `openai_responses` or `google`.",
     "calls.arrived_at": "Unix seconds.",
     "calls.kind": "`main`, `subagent`, `side`, `compaction` or `warm_up`.",

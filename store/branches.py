@@ -17,16 +17,16 @@ from typing import Literal, get_args
 
 from dragoman.store.call_facts import CallFacts
 from dragoman.store.calls import GATEWAY_KILLED
-from dragoman.store.records import OBSERVED, CallKind
+from dragoman.store.records import CallKind
 
 ExclusionReason = Literal[
     "open",
+    "observed",
     "refused",
     "failed",
     "aborted",
     "gateway_killed",
     "retry",
-    "observed",
     "main",
     "subagent",
     "side",
@@ -37,8 +37,8 @@ ExclusionReason = Literal[
     "unknown_policy",
     "too_long",
 ]
-"""Why a call is not trained; the first that holds, in this order. ``open``: it has no outcome yet. ``retry``: it was
-given the reply of another call, where the tokens are. ``observed``: a real provider answered it. A kind: not one of
+"""Why a call is not trained; the first that holds, in this order. ``open``: it has no outcome yet. ``observed``:
+a real provider answered it. ``retry``: it was given the reply of another call, where the tokens are. A kind: not one of
 those asked for. ``empty``: nothing was sampled. ``constrained``: a grammar or forced tool decided, not the policy
 alone. ``unknown_policy``: the version that sampled is not stored for every token. ``too_long``: prompt and completion
 together are longer than asked for."""
@@ -125,14 +125,12 @@ def _exclusion(call: CallFacts, kinds: Collection[CallKind], max_length: int | N
     match call.status:
         case "arrived":
             return "open"
-        case "refused" | "failed":
+        case "observed" | "refused" | "failed":
             return call.status
         case "aborted":
             return "gateway_killed" if call.error_code == GATEWAY_KILLED else "aborted"
     if call.retry_of is not None:
         return "retry"
-    if call.error_code == OBSERVED:
-        return "observed"
     if call.kind not in kinds:
         return call.kind
     if call.completion_len == 0:

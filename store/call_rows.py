@@ -24,7 +24,6 @@ from dragoman.store.packing import (
     unpack_logprobs,
 )
 from dragoman.store.records import (
-    OBSERVED,
     Blob,
     CallArrival,
     CallInfo,
@@ -182,7 +181,7 @@ def _digest(blob: Blob | None) -> bytes | None:
 def _status(outcome: CallOutcome) -> str | None:
     if outcome.status == "arrived":
         raise ValueError("'arrived' is no outcome")
-    if outcome.status == "answered" and outcome.retry_of is None and outcome.error_code != OBSERVED:
+    if outcome.status == "answered" and outcome.retry_of is None:
         fields = {name: getattr(outcome, name) for name in ("prompt_ids", "completion_ids", "logprobs")}
         if missing := [name for name, value in fields.items() if value is None]:
             raise ValueError(f"it was answered, but has no {' and no '.join(missing)}")

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dragoman.store.call_facts import CallFacts
-from dragoman.store.records import OBSERVED
 
 # The quotes are bare: inside a string of the reply they would follow a backslash, so no text that was sampled matches.
 _REPLY_ID = re.compile(
@@ -21,6 +20,8 @@ _REPLY_ID = re.compile(
 )
 NO_CALL = frozenset({401, 403, 404, 407})
 """Statuses of requests that never became calls: their credentials or paths were wrong."""
+
+ANSWERED = frozenset({"answered", "observed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def compare_with_flows(calls: Sequence[CallFacts], flows: Sequence[FlowCall]) ->
         left[call.retry_of or call.id].append(call)
     problems: list[str] = []
     nameless: list[FlowCall] = []
-    observing = any(call.error_code == OBSERVED for call in calls)  # then a reply's id is its provider's, not ours
+    observing = any(call.status == "observed" for call in calls)  # then a reply's id is its provider's, not ours
     for flow in flows:
         if flow.call_id is None or (observing and flow.call_id not in left):
             nameless.append(flow)
@@ -114,7 +115,7 @@ def compare_with_flows(calls: Sequence[CallFacts], flows: Sequence[FlowCall]) ->
             rest.remove(fitting)
         elif flow.status not in NO_CALL:
             problems.append(f"{_say(flow)} is not stored")
-    problems += [f"call {call.id!r} was answered, but is in no flow" for call in rest if call.status == "answered"]
+    problems += [f"call {call.id!r} was answered, but is in no flow" for call in rest if call.status in ANSWERED]
     return tuple(problems)
 
 

@@ -1,9 +1,9 @@
 """Whether everything that arrived and was sampled is accounted for. Pure.
 
-Two sums must come out: calls that arrived = answered + refused + failed + aborted + open, and sampled tokens = traced +
-excluded by reason, call by call. The ledger counts again from the calls and the traces themselves and believes neither:
-a call that is in no trace and not excluded, in two places, or there with other tokens than were sampled is a problem
-that names it. ``flow_calls`` holds the store against what a proxy wrote down on its own.
+Two sums must come out: calls that arrived = answered + observed + refused + failed + aborted + open, and sampled tokens
+= traced + excluded by reason, call by call. The ledger counts again from the calls and the traces themselves and
+believes neither: a call that is in no trace and not excluded, in two places, or there with other tokens than were
+sampled is a problem that names it. ``flow_calls`` holds the store against what a proxy wrote down on its own.
 """
 
 from collections import Counter
@@ -24,6 +24,7 @@ class Ledger:
 
     arrived: int
     answered: int
+    observed: int
     refused: int
     failed: int
     aborted: int
@@ -104,6 +105,7 @@ def total(ledgers: Iterable[Ledger]) -> Ledger:
     return Ledger(
         arrived=sum(ledger.arrived for ledger in every),
         answered=sum(ledger.answered for ledger in every),
+        observed=sum(ledger.observed for ledger in every),
         refused=sum(ledger.refused for ledger in every),
         failed=sum(ledger.failed for ledger in every),
         aborted=sum(ledger.aborted for ledger in every),
@@ -124,6 +126,7 @@ def _ledger(
     ledger = Ledger(
         arrived=len(calls),
         answered=status["answered"],
+        observed=status["observed"],
         refused=status["refused"],
         failed=status["failed"],
         aborted=status["aborted"],
@@ -134,9 +137,9 @@ def _ledger(
         excluded=excluded,
         problems=tuple(problems),
     )
-    summed = ledger.answered + ledger.refused + ledger.failed + ledger.aborted + ledger.open
-    if summed != len(calls):
-        problems.append(f"{len(calls)} calls arrived, but {summed} were answered, refused, failed, aborted or are open")
+    ended = ledger.answered + ledger.observed + ledger.refused + ledger.failed + ledger.aborted
+    if ended + ledger.open != len(calls):
+        problems.append(f"{len(calls)} calls arrived, but {ended} have ended in a known way and {ledger.open} are open")
     not_traced = sum(entry.tokens for entry in excluded)
     if traced_tokens + not_traced != ledger.sampled_tokens:
         problems.append(

@@ -19,8 +19,9 @@ Logprobs = NDArray[np.float32]
 
 ProviderName = Literal["anthropic", "openai_chat", "openai_responses", "google"]
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
-CallStatus = Literal["arrived", "answered", "refused", "failed", "aborted"]
-"""``arrived``: a row without an outcome yet. ``refused``: answered with a 4xx before any sampling.
+CallStatus = Literal["arrived", "answered", "observed", "refused", "failed", "aborted"]
+"""``arrived``: a row without an outcome yet. ``observed``: the real provider answered while we looked on, so there are
+messages and no tokens. ``refused``: answered with a 4xx before any sampling.
 ``failed``: the engine or the gateway failed. ``aborted``: the client left and generation was stopped."""
 CallKind = Literal["main", "subagent", "side", "compaction", "warm_up"]
 """``warm_up``: sent ahead so that a later call goes on from it; nothing is sampled, and its completion is empty."""
@@ -29,8 +30,6 @@ ForkReason = Literal[
 ]
 EpisodeEnd = Literal["completed", "failed", "timed_out", "abandoned"]
 SamplingProfile = Literal["train", "as_asked"]
-OBSERVED = "observed"
-"""``error_code`` of a call that the real provider answered while we looked on: it has messages and no tokens."""
 
 
 @dataclass(frozen=True, slots=True)

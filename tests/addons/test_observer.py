@@ -124,7 +124,7 @@ def test_the_provider_answers_and_its_reply_is_recorded(gateway: RunningGateway,
     assert name in said
     outcome = stored.outcome
     assert outcome is not None
-    assert (outcome.status, outcome.error_code, outcome.error_message) == ("answered", "observed", None)
+    assert (outcome.status, outcome.error_code, outcome.error_message) == ("observed", None, None)
     assert (stored.arrival.provider, stored.arrival.kind, outcome.stream) == (dialect, "main", stream)
     assert [read_message(blob.data).parts for blob in outcome.messages] == [(TextPart("Hi"),)]
     assert outcome.reply is not None
@@ -170,7 +170,7 @@ def test_what_we_cannot_read_is_passed_on_and_recorded(gateway: RunningGateway) 
     assert httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}"}, trust_env=False).status_code == 200
     call = only_call(gateway, episode.id)
     assert call.outcome is not None
-    assert call.outcome.status == "answered"
+    assert call.outcome.status == "observed"
     assert call.outcome.reply is not None
     assert "hologram" in (call.outcome.error_message or "")
 

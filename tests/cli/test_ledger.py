@@ -57,7 +57,7 @@ def test_all_episodes(run: Callable[..., Any], filled_store: str) -> None:
 def test_json(run: Callable[..., Any], filled_store: str) -> None:
     assert json.loads(run("ledger", "abcd", "--json").out) == {
         "episode": "abcdefgh1234",
-        "calls": {"arrived": 4, "answered": 2, "refused": 1, "failed": 0, "aborted": 0, "open": 1},
+        "calls": {"arrived": 4, "answered": 2, "observed": 0, "refused": 1, "failed": 0, "aborted": 0, "open": 1},
         "sampled_tokens": 4,
         "traced_tokens": 3,
         "traces": 1,
@@ -280,7 +280,8 @@ def test_a_real_gateway_and_the_flows_it_saved(run: Callable[..., Any], tmp_path
     shown = json.loads(found.out)
     assert shown["problems"] == []
     assert shown["flow_calls"] == 14  # one without a token, and not the count of tokens
-    assert shown["calls"] == {"arrived": 13, "answered": 9, "refused": 3, "failed": 0, "aborted": 1, "open": 0}
+    counts = {"answered": 9, "observed": 0, "refused": 3, "failed": 0, "aborted": 1, "open": 0}
+    assert shown["calls"] == {"arrived": 13, **counts}
     assert shown["excluded_tokens"]["aborted"] > 0
     assert found.code == 0
     assert run("ledger", "--all", "--store", store, "--flows", str(flows)).code == 0

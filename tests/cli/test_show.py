@@ -71,7 +71,7 @@ def test_calls_that_were_only_looked_at_say_so(run: Callable[..., Any], filled_s
     assert "real provider" not in run("show", "abcd").out
     database = Database.open(filled_store)
     with database.session() as session:
-        session.execute(update(Call).where(Call.id == CALL).values(error_code="observed"))
+        session.execute(update(Call).where(Call.id == CALL).values(status="observed"))
     database.close()
     assert "1 of them answered by the real provider" in run("show", "abcd").out
 

@@ -51,7 +51,7 @@ def test_every_reason() -> None:
         "aborted": call("c", status="aborted", error_code="client_left"),
         "gateway_killed": call("c", status="aborted", error_code="gateway_killed"),
         "retry": call("c", retry_of="b"),
-        "observed": replace(call("c", error_code="observed"), completion_len=0),
+        "observed": replace(call("c", status="observed"), completion_len=0),
         "main": call("c"),
         "subagent": call("c", kind="subagent"),
         "side": call("c", kind="side"),

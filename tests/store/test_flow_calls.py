@@ -99,7 +99,7 @@ def test_a_flow_that_could_be_any_call_takes_none_that_another_flow_needs() -> N
 
 def test_an_observed_reply_carries_its_providers_id() -> None:
     """Which may look like one of ours, where the provider is a gateway like this one."""
-    stored = [call("a", error_code="observed"), call("b", error_code="observed")]
+    stored = [call("a", "observed"), call("b", "observed")]
     assert compare_with_flows(stored, [flow("theirs1"), flow(None)]) == ()
     assert len(compare_with_flows(stored, [flow("theirs1")])) == 1
     assert len(compare_with_flows(stored, [flow("theirs1"), flow("theirs2"), flow("theirs3")])) == 1

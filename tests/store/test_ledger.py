@@ -182,7 +182,7 @@ def test_a_retry_of_nothing_is_a_problem() -> None:
 def test_an_unknown_status_breaks_the_first_sum() -> None:
     facts = [facts_of(call) for call in mixed().calls]
     facts[0] = replace(facts[0], status="lost")  # type: ignore[arg-type]
-    assert "9 calls arrived, but 8 were answered, refused, failed, aborted or are open" in audit_facts(facts).problems
+    assert "9 calls arrived, but 7 have ended in a known way and 1 are open" in audit_facts(facts).problems
 
 
 def test_an_episode_that_no_traces_can_be_built_of() -> None:

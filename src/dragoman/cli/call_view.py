@@ -41,6 +41,9 @@ def trouble(call: CallInfo) -> str | None:
     outcome = call.outcome
     if outcome is None:
         return "no outcome yet: it is running, or its gateway was killed"
+    if outcome.status == "observed":
+        said = "answered by the real provider"
+        return f"{said}: {outcome.error_message}" if outcome.error_message else said
     if outcome.status != "answered":
         said = ": ".join(word for word in (outcome.error_code, outcome.error_message) if word)
         status = f"{outcome.status} with {outcome.http_status}" if outcome.http_status else outcome.status

@@ -68,7 +68,7 @@ def ledger(
 
 def ledger_json(name: str, sums: "Ledger", url: str, flows: int | None, differences: Sequence[str]) -> "JsonObject":
     """``flow_calls``: calls in the saved flows; ``null``: none were given."""
-    counts = ("arrived", "answered", "refused", "failed", "aborted", "open")
+    counts = ("arrived", "answered", "observed", "refused", "failed", "aborted", "open")
     return {
         "episode": name,
         "calls": {count: getattr(sums, count) for count in counts},
@@ -96,8 +96,9 @@ def print_ledger(
     out = console()
     facts = {
         "episodes" if calls is None else "episode": name,
-        "calls": f"{sums.arrived:,} arrived = {sums.answered:,} answered + {sums.refused:,} refused + "
-        f"{sums.failed:,} failed + {sums.aborted:,} aborted + {sums.open:,} open",
+        "calls": f"{sums.arrived:,} arrived = {sums.answered:,} answered + "
+        + (f"{sums.observed:,} observed + " if sums.observed else "")
+        + f"{sums.refused:,} refused + {sums.failed:,} failed + {sums.aborted:,} aborted + {sums.open:,} open",
         "tokens": f"{sums.sampled_tokens:,} sampled = {sums.traced_tokens:,} in {count(sums.traces, 'trace')} + "
         f"{sum(sums.excluded_tokens.values()):,} excluded",
         "excluded": ", ".join(

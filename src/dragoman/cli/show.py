@@ -171,13 +171,12 @@ def episode_facts(
     episode: "EpisodeInfo", calls: "Sequence[CallInfo]", url: str, traces: str, now: float
 ) -> dict[str, str]:
     from dragoman.cli.call_view import NONE, mean_logprob, policy_versions, token_counts
-    from dragoman.store.records import OBSERVED
 
     spec = episode.spec
     prompt_tokens, completion_tokens = token_counts(calls)
     mean = mean_logprob(calls)
     end = episode.end or ("expired" if episode.expires_at < now else "open")
-    observed = sum(call.outcome is not None and call.outcome.error_code == OBSERVED for call in calls)
+    observed = sum(call.outcome is not None and call.outcome.status == "observed" for call in calls)
     sampling = f"{spec.profile}, temperature {spec.temperature:g}" if spec.profile == "train" else spec.profile
     return {
         "episode": episode.id,
