@@ -1,7 +1,8 @@
 """One run of a harness in one episode: open it, start the harness, keep what is left of it, and end the episode.
 
 Rules of this module: an episode that was opened is ended, whatever happens in between, with a typed end and a reason.
-What could not be kept is told in the result and never raises over a run that was made.
+What could not be kept is told in the result and never raises over a run that was made. Artefacts and reward are given
+before the end, so that whoever waits for the end finds them.
 """
 
 import json
@@ -11,16 +12,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dragoman.gateway_client import GatewayClient, GatewayError, OpenedEpisode
-from dragoman.rollout.changes import ChangesError, Snapshot, changes_since, take_snapshot
+from dragoman.rollout.changes import ChangesError, Snapshot, changes_since, take_own_snapshot, take_snapshot
 from dragoman.rollout.harnesses import Harness, sign_of_failure
 from dragoman.rollout.kept import Kept, cut
-from dragoman.rollout.process import HarnessResult, Launch, OnOutput, Stream, run
+from dragoman.rollout.process import NO_LIMITS, HarnessResult, Launch, Limits, OnOutput, Stopped, Stream, run
 from dragoman.signals import postponed
 from dragoman.store.records import ARTEFACT_LIMIT, Artefact, EpisodeEnd, JsonObject, SamplingProfile
 
-__all__ = ["EpisodeRun", "Finished", "how_it_ended", "run_in_episode"]
+__all__ = ["EpisodeRun", "Finished", "Judged", "Ran", "how_it_ended", "run_in_episode"]
 
 TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run whose last process has ended, before it is judged."""
+
+    opened: OpenedEpisode
+    result: HarnessResult
+    end: EpisodeEnd
+    reason: str | None
+    stdout: bytes
+    """At most ``ARTEFACT_LIMIT`` bytes, as is ``stderr``."""
+    stderr: bytes
+    changes: bytes
+    """The diff of the working folder; empty also where there is none."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a run was worth."""
+
+    end: EpisodeEnd
+    reason: str | None
+    reward: float | None = None
+    """None: the episode gets none."""
+    components: dict[str, float] = field(default_factory=dict)
+    artefacts: tuple[Artefact, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +74,14 @@ class EpisodeRun:
     deadline_seconds: float | None = None
     profile: SamplingProfile | None = None
     temperature: float | None = None
+    make: Callable[[], None] | None = None
+    """Fills the working folder, once the episode is open."""
+    judge: Callable[[Ran], Judged] | None = None
+    """Asked when the run is over and all its processes are gone. None: it ends as it ended, without a reward."""
+    untrusted: bool = False
+    """The diff is made without reading the working folder's own repository."""
+    limits: Limits = NO_LIMITS
+    stopped: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +93,7 @@ class Finished:
     result: HarnessResult
     problems: tuple[str, ...]
     """What could not be kept or told the gateway; empty when all is well."""
+    judged: Judged | None = None
 
 
 def run_in_episode(
@@ -68,11 +105,10 @@ def run_in_episode(
 ) -> Finished:
     """Run it once. The episode ends ``completed``, ``failed`` or ``timed_out`` by what became of the run.
 
-    An exception that ends the run early (Ctrl-C, a signal's ``SystemExit``, an error of ``on_output``) kills all that
-    the harness started, ends the episode as ``abandoned`` and is raised
-    again. Raises ``GatewayError`` when no episode can be
-    opened, ``ValueError`` from ``prepare``, and ``OSError`` when the program cannot be started; the episode of the
-    last two is ended as ``failed``.
+    An exception that ends the run early (Ctrl-C, a signal's ``SystemExit``, ``Stopped``, an error of ``on_output``)
+    kills all that the harness started, ends the episode as ``abandoned`` and is raised again. Raises ``GatewayError``
+    when no episode can be opened, ``ValueError`` from ``prepare`` and ``make``, and ``OSError`` when the program cannot
+    be started; the episode of the last two is ended as ``failed``.
     """
     opened = client.open_episode(
         task=wanted.task,
@@ -93,21 +129,25 @@ def run_in_episode(
     with tempfile.TemporaryDirectory(prefix="dragoman-run-", ignore_cleanup_errors=True) as scratch:
         try:
             on_opened(opened)
+            if wanted.make is not None:
+                wanted.make()
             episode.look(Path(scratch) / "git")
             launch = wanted.prepare(opened.token, wanted.home or Path(scratch) / "home")
-            result = run(launch, timeout=wanted.timeout, on_output=output)
+            result = run(launch, timeout=wanted.timeout, on_output=output, limits=wanted.limits, stopped=wanted.stopped)
+            judged = episode.judged(result)
         except BaseException as error:
             with postponed():  # so that the episode is ended all the same
-                episode.close(*why_it_stopped(error), None)
+                episode.close(Judged(*why_it_stopped(error)), None)
             raise
-        end, reason = how_it_ended(wanted, result)
         with postponed():
-            problems = episode.close(end, reason, result)
-    return Finished(opened.id, end, reason, result, tuple(problems))
+            problems = episode.close(judged, result)
+    return Finished(opened.id, judged.end, judged.reason, result, tuple(problems), judged)
 
 
 def how_it_ended(wanted: EpisodeRun, result: HarnessResult) -> tuple[EpisodeEnd, str | None]:
     """The typed end of the episode by the harness's exit and what it printed, and why; no reason when it went well."""
+    if result.over_limit is not None:
+        return "failed", f"{wanted.name} was stopped: {result.over_limit}"
     if result.exit_code is None:
         return "timed_out", f"{wanted.name} was stopped after {wanted.timeout:.0f} s"
     if result.exit_code < 0:
@@ -124,7 +164,7 @@ def why_it_stopped(error: BaseException) -> tuple[EpisodeEnd, str]:
     match error:
         case KeyboardInterrupt():
             return "abandoned", "interrupted by Ctrl-C"
-        case SystemExit():
+        case SystemExit() | Stopped():
             return "abandoned", "the launcher was told to end"
         case BrokenPipeError():
             return "abandoned", "nobody read its output any more"
@@ -143,37 +183,58 @@ class _Episode:
     wanted: EpisodeRun
     kept: dict[Stream, Kept]
     before: Snapshot | None = None
+    diff: bytes | None = None
     problems: list[str] = field(default_factory=list)
 
     def look(self, scratch: Path) -> None:
         """Remember the working folder as it is now."""
         scratch.mkdir()
+        take = take_own_snapshot if self.wanted.untrusted else take_snapshot
         try:
-            self.before = take_snapshot(self.wanted.workdir, scratch)
+            self.before = take(self.wanted.workdir, scratch)
         except ChangesError as error:
             self.problems.append(f"no diff is kept: {error}")
 
-    def close(self, end: EpisodeEnd, reason: str | None, result: HarnessResult | None) -> list[str]:
-        """Keep the artefacts, end the episode, and say what of that failed."""
+    def judged(self, result: HarnessResult) -> Judged:
+        """The run's end and worth."""
+        end, reason = how_it_ended(self.wanted, result)
+        if self.wanted.judge is None:
+            return Judged(end, reason)
+        out, err = (self.kept[stream].content()[0] for stream in ("stdout", "stderr"))
+        return self.wanted.judge(Ran(self.opened, result, end, reason, out, err, self.changes() or b""))
+
+    def close(self, judged: Judged, result: HarnessResult | None) -> list[str]:
+        """Keep the artefacts, set the reward, end the episode, and say what of that failed."""
         try:
-            self.client.add_artefacts(self.opened.id, self.artefacts(result))
+            self.client.add_artefacts(self.opened.id, [*self.artefacts(result), *judged.artefacts])
         except GatewayError as error:
             self.problems.append(f"its output is not kept: {error}")
         try:
-            self.client.end_episode(self.opened.id, end, reason)
+            if judged.reward is not None:
+                self.client.set_reward(self.opened.id, judged.reward, judged.components)
         except GatewayError as error:
-            self.problems.append(f"the episode was not ended as {end}: {error}")
+            self.problems.append(f"its reward of {judged.reward:g} is not kept: {error}")
+        try:
+            self.client.end_episode(self.opened.id, judged.end, judged.reason)
+        except GatewayError as error:
+            self.problems.append(f"the episode was not ended as {judged.end}: {error}")
         return self.problems
+
+    def changes(self) -> bytes | None:
+        """The diff, made once; None: there is none."""
+        if self.diff is None and self.before is not None:
+            try:
+                self.diff = changes_since(self.before)
+            except ChangesError as error:
+                self.before = None
+                self.problems.append(f"no diff is kept: {error}")
+        return self.diff
 
     def artefacts(self, result: HarnessResult | None) -> list[Artefact]:
         """``result`` None: the run was ended early."""
         found = [self._artefact(f"{stream}.txt", TEXT, *kept.content()) for stream, kept in self.kept.items()]
-        if self.before is not None:
-            try:
-                changes, omitted = cut(changes_since(self.before), ARTEFACT_LIMIT)
-                found.append(self._artefact("changes.diff", "text/x-diff", changes, omitted))
-            except ChangesError as error:
-                self.problems.append(f"no diff is kept: {error}")
+        if (diff := self.changes()) is not None:
+            found.append(self._artefact("changes.diff", "text/x-diff", *cut(diff, ARTEFACT_LIMIT)))
         facts = {
             "exit_code": None if result is None else result.exit_code,
             "seconds": None if result is None else round(result.seconds, 3),

