@@ -1,8 +1,8 @@
 """Groups: when one is complete, so that a trainer may have it.
 
 Rules of this module: functions over a ``Session``; the caller owns the transaction and the clock. A group is complete
-when ``expected`` episodes have ended, each with a reward or with an end that needs none, and no episode of it is still
-on its way; or when its deadline has passed, and then those that are missing count as abandoned. A group without
+when ``expected`` episodes have ended otherwise than abandoned, each with a reward or with an end that needs none, and
+no episode of it is still on its way; or when its deadline has passed, and then those that are missing count as abandoned. A group without
 ``expected`` and without a deadline is never complete. Once found complete it stays so, and takes no more episodes.
 """
 
@@ -58,7 +58,9 @@ def _complete(now: float) -> ColumnElement[bool]:
     """Whether a group that is not marked is complete."""
     mine = Episode.group_row == Group.row
     unsettled = or_(Episode.end.is_(None), and_(Episode.end.not_in(NEED_NO_REWARD), Episode.reward.is_(None)))
-    number = select(func.count()).select_from(Episode).where(mine).correlate(Group).scalar_subquery()
+    # An abandoned one may be run again, so before the deadline it counts for nothing.
+    counts = or_(Episode.end.is_(None), Episode.end != "abandoned")
+    number = select(func.count()).select_from(Episode).where(mine, counts).correlate(Group).scalar_subquery()
     full = and_(number >= Group.expected, ~exists().where(mine, unsettled))
     overdue = and_(Group.deadline <= now, ~exists().where(mine, Episode.end.is_(None)))
     return and_(Group.completed_at.is_(None), or_(full, overdue))

@@ -51,12 +51,24 @@ def test_a_group_is_complete_when_its_expected_episodes_have_ended_and_are_score
         assert completed_at(session) == {"g": 105.0}
 
 
-@pytest.mark.parametrize("end", ["failed", "abandoned", "timed_out"])
+@pytest.mark.parametrize("end", ["failed", "timed_out"])
 def test_these_ends_need_no_reward(database: Database, end: EpisodeEnd) -> None:
     with database.session() as session:
         opened(session, "a", group="g", expected=1)
         ended(session, "a", end)
         assert len(settle_groups(session, 102.0)) == 1
+
+
+def test_an_abandoned_episode_leaves_its_place_free_until_the_deadline(database: Database) -> None:
+    """Its sample may be run again: after Ctrl-C, or when the engine was gone."""
+    with database.session() as session:
+        opened(session, "a", group="g", expected=1, deadline=200.0)
+        ended(session, "a", "abandoned")
+        assert settle_groups(session, 102.0) == []
+        opened(session, "b", group="g", expected=1, deadline=300.0)
+        ended(session, "b", "abandoned")
+        assert settle_groups(session, 299.0) == []
+        assert len(settle_groups(session, 300.0)) == 1
 
 
 def test_a_group_waits_for_episodes_beyond_the_expected_ones(database: Database) -> None:
