@@ -125,20 +125,46 @@ def migrate(url: str, *, fsync: bool = False) -> str | None:
     parsed = _read_url(url)
     if parsed.get_backend_name() == "sqlite":
         _create_file(parsed)
-    with _failures(parsed):
-        migrator = _make_engine(parsed, fsync=fsync, migrating=True)
+    with _migrator(parsed, fsync=fsync) as migrator:
+        with migrator.connect() as connection:
+            _use_wal(connection)
+        with _reader(migrator).begin() as connection:  # nearly always enough, and it stops no writer
+            if (revision := schema.current_revision(connection)) == schema.HEAD:
+                return revision
+        with _migrating(migrator) as connection:
+            return schema.upgrade(connection)
+
+
+def downgrade(url: str, revision: str) -> str | None:
+    """Take the store back to an older schema, for an older Dragoman, and only where nothing is lost by it.
+
+    No other process may use the store meanwhile; this Dragoman migrates it forward again when it opens it next.
+    Returns the revision that it had before. Raises as ``schema.downgrade``, and ``StoreUnavailable``.
+    """
+    parsed = _read_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise StoreUnavailable(f"the store {parsed.database} is not there; name one that is")
+    with _migrator(parsed, fsync=False) as migrator, _migrating(migrator) as connection:
+        return schema.downgrade(connection, revision)
+
+
+@contextmanager
+def _migrator(url: URL, *, fsync: bool) -> Iterator[Engine]:
+    with _failures(url):
+        engine = _make_engine(url, fsync=fsync, migrating=True)
         try:
-            with migrator.connect() as connection:
-                _use_wal(connection)
-            with _reader(migrator).begin() as connection:  # nearly always enough, and it stops no writer
-                if (revision := schema.current_revision(connection)) == schema.HEAD:
-                    return revision
-            with migrator.begin() as connection:
-                if connection.dialect.name == "postgresql":
-                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-                return schema.upgrade(connection)
+            yield engine
         finally:
-            migrator.dispose()
+            engine.dispose()
+
+
+@contextmanager
+def _migrating(engine: Engine) -> Iterator[Connection]:
+    """A transaction in which nobody else migrates this store."""
+    with engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+        yield connection
 
 
 def lock_out_pruning(session: Session) -> None:

@@ -13,6 +13,10 @@ class StoreUnavailable(StoreError):
     """The store cannot be opened, read or written now. The same request may succeed later; nothing was written."""
 
 
+class DataWouldBeLost(StoreError):
+    """The older schema that was asked for has no place for data that the store holds. Nothing was changed."""
+
+
 class EpisodeNotFound(StoreError):
     """No episode has that id."""
 

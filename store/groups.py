@@ -2,8 +2,9 @@
 
 Rules of this module: functions over a ``Session``; the caller owns the transaction and the clock. A group is complete
 when ``expected`` episodes have ended otherwise than abandoned, each with a reward or with an end that needs none, and
-no episode of it is still on its way; or when its deadline has passed, and then those that are missing count as abandoned. A group without
-``expected`` and without a deadline is never complete. Once found complete it stays so, and takes no more episodes.
+no episode of it is still on its way; or when its deadline has passed, and then those that are missing count as
+abandoned. A group without ``expected`` and without a deadline is never complete. Once found complete it stays so, and
+takes no more episodes.
 """
 
 from dataclasses import dataclass

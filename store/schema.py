@@ -34,17 +34,44 @@ def upgrade(connection: Connection) -> str | None:
     if revision == HEAD:
         return revision
     from alembic import command
+
+    if revision is not None:
+        _check_known(connection, revision)
+    command.upgrade(alembic_config(connection), "head")
+    return revision
+
+
+def downgrade(connection: Connection, revision: str) -> str | None:
+    """Take the database back to an older schema, for an older Dragoman. Returns the revision before.
+
+    Raises ``DataWouldBeLost`` where that schema cannot hold what is stored, ``ValueError`` for a revision that is not
+    older than the database's, and ``StoreUnavailable`` as ``upgrade``. End the transaction then.
+    """
+    from alembic import command
+
+    before = current_revision(connection)
+    older = [known for known in _check_known(connection, before) if before is not None and known < before]
+    if revision not in older:
+        raise ValueError(
+            f"{revision!r} is no schema before {before!r}, which the store has; "
+            + (f"it is one of {', '.join(older)}" if older else "there is none")
+        )
+    command.downgrade(alembic_config(connection), revision)
+    return before
+
+
+def _check_known(connection: Connection, revision: str | None) -> list[str]:
+    """All revisions, the oldest first. Raises ``StoreUnavailable`` where the database's is none of them."""
     from alembic.script import ScriptDirectory
 
-    config = alembic_config(connection)
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    scripts = ScriptDirectory.from_config(alembic_config(connection)).walk_revisions()
+    known = sorted(script.revision for script in scripts)
     if revision is not None and revision not in known:
         raise StoreUnavailable(
             f"the store {connection.engine.url!s} has schema {revision!r}, which this Dragoman does not know (it goes "
             f"up to {HEAD!r}): a newer Dragoman has written it. Upgrade Dragoman, or name another store."
         )
-    command.upgrade(config, "head")
-    return revision
+    return known
 
 
 def alembic_config(connection: Connection) -> "Config":

@@ -43,6 +43,29 @@ def test_upgrade_refuses_the_schema_of_a_newer_dragoman(run: Callable[..., Any],
     assert "has schema '9999', which this Dragoman does not know" in result.err
 
 
+def test_downgrade_goes_back_or_says_what_would_be_lost(run: Callable[..., Any], filled_store: str) -> None:
+    assert run("db", "downgrade", "0003").out == f"schema {HEAD} → 0003\n"
+    assert f"schema 0003 → {HEAD}" in run("db", "upgrade").out
+    assert json.loads(run("db", "check", "--json").out)["whole"]
+
+    with sqlite3.connect(filled_store.removeprefix("sqlite:///")) as connection:
+        connection.execute("INSERT INTO reply_states VALUES ('call0000000000000003', '{}')")
+    connection.close()
+    lost = run("db", "downgrade", "0001")
+    assert (lost.code, "schema 0002 has no place for what is in the table reply_states (1 row)" in lost.err) == (
+        1,
+        True,
+    )
+    assert "nothing to do" in run("db", "upgrade").out
+    odd = run("db", "downgrade", "0009")
+    assert (odd.code, f"'0009' is no schema before '{HEAD}'" in odd.err) == (1, True)
+
+
+def test_downgrade_makes_no_store(run: Callable[..., Any], tmp_path: Path) -> None:
+    result = run("db", "downgrade", "0001", "--store", f"sqlite:///{tmp_path}/none.db")
+    assert (result.code, "none.db is not there" in result.err, list(tmp_path.glob("none*"))) == (1, True, [])
+
+
 def test_check_of_a_whole_store(run: Callable[..., Any], filled_store: str) -> None:
     result = run("db", "check")
 
@@ -76,6 +99,9 @@ def test_stats(run: Callable[..., Any], filled_store: str) -> None:
         "credentials": 2,
         "episodes": 2,
         "groups": 1,
+        "leases": 0,
+        "policies": 0,
+        "policy_loads": 0,
         "reply_states": 0,
         "rewards": 1,
         "tasks": 1,

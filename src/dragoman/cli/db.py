@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dragoman.store.sizes import Sizes
 
 app = typer.Typer(
-    help="Look after the database: `dragoman db upgrade`, `check`, `stats`.",
+    help="Look after the database: `dragoman db upgrade`, `check`, `stats`, `downgrade`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -46,6 +46,29 @@ def upgrade(store: Store = None) -> None:
     else:
         did = f"schema {HEAD}, new" if before is None else f"schema {before} → {HEAD}"
     console().print(f"{plain(database.url)}: {did}")
+
+
+@app.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="The schema to go back to, such as 0003.")], store: Store = None
+) -> None:
+    """Take the database back to an older schema, for an older Dragoman; refused where data would be lost.
+
+    \b
+    End everything else that uses the database first. This Dragoman migrates it forward again as soon as it
+    opens it, so install the older one next:
+        dragoman db downgrade 0003 --store postgresql://dragoman@db.example/dragoman
+    """
+    from dragoman.home import default_store_url
+    from dragoman.store.database import downgrade as take_back
+    from dragoman.store.errors import StoreError
+
+    url = store or default_store_url()
+    try:
+        before = take_back(url, revision)
+    except (StoreError, ValueError) as error:
+        raise Failure(str(error)) from error
+    console().print(f"schema {before} → {revision}")
 
 
 @app.command()

@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from dragoman.store.migrations.loss import refuse_loss
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -136,5 +138,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    refuse_loss("base", "tasks", "episodes", "blobs")
     for table in ("calls", "blobs", "rewards", "credentials", "episodes", "groups", "tasks"):
         op.drop_table(table)

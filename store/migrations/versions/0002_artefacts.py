@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from dragoman.store.migrations.loss import refuse_loss
+
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
@@ -27,4 +29,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    refuse_loss(down_revision, "artefacts")
     op.drop_table("artefacts")

@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from dragoman.store.migrations.loss import refuse_loss
+
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
@@ -20,4 +22,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    refuse_loss(down_revision, "reply_states")
     op.drop_table("reply_states")

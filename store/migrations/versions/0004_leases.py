@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from dragoman.store.migrations.loss import refuse_loss
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -32,8 +34,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    refuse_loss(down_revision, "leases")
     op.execute("UPDATE calls SET status = 'answered', error_code = 'observed' WHERE status = 'observed'")
     op.drop_table("leases")
     op.drop_index("ix_groups_completed_at", "groups")
-    with op.batch_alter_table("groups") as batch:
-        batch.drop_column("completed_at")
+    op.drop_column("groups", "completed_at")  # settling groups finds it again

@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from dragoman.store.migrations.loss import refuse_loss
+
 revision = "0005"
 down_revision = "0004"
 branch_labels = None
@@ -39,5 +41,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    refuse_loss(down_revision, "policies")
     op.drop_table("policy_loads")
     op.drop_table("policies")
