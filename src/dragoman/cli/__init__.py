@@ -25,9 +25,11 @@ from dragoman.cli import (
     policy,
     prune,
     quickstart,
+    rollout,
     run,
     serve,
     show,
+    tasks,
 )
 from dragoman.cli.output import Failure
 
@@ -65,6 +67,8 @@ app.command()(doctor.doctor)
 app.add_typer(certs.app, name="certs")
 app.command(context_settings=run.CONTEXT)(run.run)
 app.command()(env.env)
+app.command(context_settings=rollout.CONTEXT)(rollout.rollout)
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(harness.app, name="harness")
 app.add_typer(episode.app, name="episode")
 app.command()(episodes.episodes)
