@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from alembic import command
 from sqlalchemy import Connection, Engine, text
@@ -185,7 +184,7 @@ def test_an_earlier_store_is_upgraded_with_all_of_its_data(store_url: str, revis
         outcome = calls[1].outcome
         assert outcome is not None
         assert outcome.logprobs is not None
-        assert np.array_equal(outcome.logprobs, np.float32([-0.5, -1.5]))
+        assert outcome.logprobs.tolist() == [-0.5, -1.5]
         assert (audit(calls).traced_tokens, audit(calls).observed) == (4, 1)
         if revision >= "0002":
             assert read_artefact(session, "episode00001", "out").data == b"abc"
