@@ -65,8 +65,8 @@ class Drain:
         tidied = 0.0
         while True:
             try:
-                if self._outbox.untidy or time.monotonic() - tidied > TIDY_EVERY:
-                    self._outbox.tidy(time.time())
+                if self._outbox.episodes.untidy or time.monotonic() - tidied > TIDY_EVERY:
+                    self._outbox.episodes.tidy(time.time())
                     tidied = time.monotonic()
                 self._outbox.added.clear()
                 batch = self._outbox.next_batch(ROWS, SIZE)

@@ -29,7 +29,8 @@ from dragoman.addons.delivery import deliver
 from dragoman.addons.drain import Drain
 from dragoman.addons.earlier import Kept, read_kept
 from dragoman.addons.errors import Overloaded
-from dragoman.addons.outbox import Here, Outbox
+from dragoman.addons.outbox import Outbox
+from dragoman.addons.outbox_episodes import Here
 from dragoman.addons.recorder import Recorder
 from dragoman.addons.settings import Settings
 from dragoman.home import state_folder
@@ -155,7 +156,7 @@ class Keeper:
 
         Raises ``StoreUnavailable`` when it is not remembered either.
         """
-        known = None if self.outbox is None else self.outbox.find_episode(token_hash)
+        known = None if self.outbox is None else self.outbox.episodes.find(token_hash)
         if known is not None and self._away():
             return known
         try:
@@ -178,20 +179,21 @@ class Keeper:
         if self.outbox is None:
             return
         try:
-            self.outbox.remember(token_hash, episode, opened=opened)
+            self.outbox.episodes.remember(token_hash, episode, opened=opened)
         except StoreUnavailable as error:  # it only helps while the store is away
             log.warning("episode %s is not remembered: %s", episode.id, error)
 
     def forget(self, episode_id: str) -> None:
         if self.outbox is not None:
-            self.outbox.forget(episode_id)
+            self.outbox.episodes.forget(episode_id)
+            self.outbox.added.set()
 
     def read_calls(self, episode_id: str, *, others: bool) -> list[CallInfo]:
         """The calls of an episode, in order of arrival.
 
         ``others``: also those that other gateways on the store have taken since. Raises ``StoreUnavailable``.
         """
-        here = Here() if self.outbox is None else self.outbox.read_episode(episode_id)
+        here = Here() if self.outbox is None else self.outbox.episodes.read(episode_id)
         if here.whole and not others:
             return here.over(())
         return here.over(self._ask(lambda session: calls.read_calls(session, episode_id)))
@@ -201,7 +203,7 @@ class Keeper:
 
         ``None``: there is no such call in the episode, or none of its kind.
         """
-        here = Here() if self.outbox is None else self.outbox.read_episode(episode_id)
+        here = Here() if self.outbox is None else self.outbox.episodes.read(episode_id)
         outcome = here.outcomes.get(call_id)
         if outcome is None or call_id not in here.arrivals:
             return None if here.whole else self._ask(lambda session: _kept(session, episode_id, call_id))

@@ -1,11 +1,12 @@
 """The outbox's file: a small SQLite database of this gateway alone, opened, locked and guarded against failures.
 
-Rules of this module: it knows the tables and nothing of what is in them. One process has the file at a time, by a lock
-that the kernel lets go of however that process ends. A failure of SQLite is a ``StoreUnavailable`` with a remedy, and
-then nothing was written.
+Rules of this module: it knows the tables, and how a row says that it is whole. One process has the file at a time, by a
+lock that the kernel lets go of however that process ends. A failure of SQLite is a ``StoreUnavailable`` with a remedy,
+and then nothing was written.
 """
 
 import fcntl
+import hashlib
 import os
 import sqlite3
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dragoman.addons.record_bytes import Record, decode_record
 from dragoman.store.errors import StoreUnavailable
 
 VERSION = 1
@@ -29,9 +31,8 @@ CREATE TABLE records (
     checksum BLOB NOT NULL,
     payload BLOB NOT NULL
 );
-CREATE INDEX records_of_episode ON records (episode_id, number);
-CREATE INDEX records_of_call ON records (call_id);
-CREATE TABLE pending (number INTEGER PRIMARY KEY);
+CREATE INDEX records_of_episode ON records (episode_id, number, size);
+CREATE TABLE pending (number INTEGER PRIMARY KEY, size INTEGER NOT NULL);
 CREATE TABLE set_aside (number INTEGER PRIMARY KEY, at REAL NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE open_calls (call_id TEXT PRIMARY KEY, episode_id TEXT NOT NULL);
 CREATE TABLE episodes (
@@ -69,7 +70,7 @@ class OutboxFile:
                 f"the outbox {path} belongs to another gateway that runs; give this one a file of its own with --outbox"
             ) from error
         try:
-            with self._failures():
+            with _failures(path):
                 self._writer, self._reader = self._connect(fsync), self._connect(fsync)
                 self._make_tables()
         except BaseException:
@@ -100,7 +101,7 @@ class OutboxFile:
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, committed at the end of the block and rolled back when it raises."""
-        with self._writing, self._failures():
+        with self._writing, _failures(self.path):
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
@@ -112,7 +113,7 @@ class OutboxFile:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        with self._reading, self._failures():
+        with self._reading, _failures(self.path):
             self._reader.execute("BEGIN")
             try:
                 yield self._reader
@@ -121,7 +122,7 @@ class OutboxFile:
 
     def shrink(self) -> None:
         """Give free pages back to the file system."""
-        with self._writing, self._failures():
+        with self._writing, _failures(self.path):
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
 
     def close(self) -> None:
@@ -129,19 +130,47 @@ class OutboxFile:
         self._reader.close()
         os.close(self._lock)
 
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
+
+@contextmanager
+def looking(path: Path) -> Iterator[sqlite3.Connection]:
+    """An outbox for reading only, also while its gateway runs. Raises ``StoreUnavailable``."""
+    with _failures(path):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:
-            yield
-        except sqlite3.Error as error:
-            said = str(error)
-            remedies = {
-                "full": "free some disk space",
-                "I/O": "free some disk space, or look at the disk",
-                "readonly": "make the file and its folder writable",
-                "locked": "end the process that holds it",
-                "malformed": "move the file away and look into it with sqlite3",
-                "not a database": "move the file away, or name another with --outbox",
-            }
-            remedy = next((remedy for word, remedy in remedies.items() if word in said), "see the message before this")
-            raise StoreUnavailable(f"the outbox {self.path} cannot be used ({said}); {remedy}") from error
+            connection.execute("BEGIN")
+            yield connection
+        finally:
+            connection.close()
+
+
+def checksum_of(call_id: str, episode_id: str, what: str, payload: bytes) -> bytes:
+    return hashlib.sha256(f"{call_id} {episode_id} {what} ".encode() + payload).digest()[:16]
+
+
+def read_row(call_id: str, episode_id: str, what: str, checksum: bytes, payload: bytes) -> Record | ValueError:
+    """A row's record, or what is wrong with the row."""
+    try:
+        if checksum_of(call_id, episode_id, what, payload) != checksum:
+            return ValueError(f"the outbox's {what} of call {call_id!r} is damaged: its checksum is wrong")
+        return decode_record(payload)
+    except (TypeError, ValueError) as error:
+        return ValueError(f"the outbox's {what} of call {call_id!r} is damaged: {error}")
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        said = str(error)
+        remedies = {
+            "full": "free some disk space",
+            "I/O": "free some disk space, or look at the disk",
+            "readonly": "make the file and its folder writable",
+            "locked": "end the process that holds it",
+            "unable to open": "name the file with --outbox",
+            "malformed": "move the file away and look into it with sqlite3",
+            "not a database": "move the file away, or name another with --outbox",
+        }
+        remedy = next((remedy for word, remedy in remedies.items() if word in said), "see the message before this")
+        raise StoreUnavailable(f"the outbox {path} cannot be used ({said}); {remedy}") from error

@@ -176,7 +176,7 @@ def _where(awaited: Any) -> str:
 
 def arm(order: Order) -> None:
     """Do to the loaded modules what the order says."""
-    from dragoman.addons import app, delivery, drain, generation, keeper, outbox, respond
+    from dragoman.addons import app, delivery, drain, generation, keeper, outbox, outbox_episodes, respond
 
     sight = Sight(order)
     _replace(app, "handle", sight.awaited)
@@ -188,7 +188,7 @@ def arm(order: Order) -> None:
         (drain, "deliver", "the commit of a batch into PostgreSQL"),
         (outbox.Outbox, "commit", "Outbox.commit"),
         (outbox.Outbox, "delivered", "Outbox.delivered"),
-        (outbox.Outbox, "remember", "Outbox.remember"),
+        (outbox_episodes.OpenEpisodes, "remember", "OpenEpisodes.remember"),
     ):
         _replace(owner, name, partial(sight.around, said))
     _replace(app, "create_app", partial(_counting, sight))
