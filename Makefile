@@ -58,6 +58,7 @@ bench-drift: setup
 
 bench-store: setup
 	@.venv/bin/python -m bench.store $(STORE:%=--store %)
+	@.venv/bin/python -m bench.store_commands
 
 bench: bench-drift bench-store
 

@@ -1,11 +1,15 @@
 """How small and how fast is the store? Sessions that grow, as an agent's do, written and read back.
 
-``make bench-store``. Four questions, over SQLite (and ``--store`` names another database for the last three):
+``make bench-store``. Five questions, over SQLite (and ``--store`` names another database for the last four):
 
 - What does a session of 50, 100 and 200 turns take on disk, all told, when it grows to 64,000 tokens in its first 50
   turns and as fast after that? And what would the same session take as one JSON document a call?
 - How many calls a second can be written, in batches as the recorder commits them?
 - How many tokens of traces a second can be rebuilt from what is stored?
+- How long does a trainer wait for a group of 64 episodes of 32,000 tokens: leased and read with all messages, and then
+  made into traces? (The fastest of three times: the question is what it takes, not what else the machine does.)
+
+``bench.store_commands`` has a sixth: how long the commands take in a big store.
 
 Text and tokens are those of this repository's own source files, in the tokenizer of the small model that setup makes.
 Ends with one JSON line a figure.
@@ -29,7 +33,8 @@ from dragoman.addons.messages import Message, TextPart, ToolCallPart, ToolResult
 from dragoman.home import cache_folder
 from dragoman.store.calls import read_calls, write_arrivals, write_outcomes
 from dragoman.store.database import Database
-from dragoman.store.episodes import open_episode
+from dragoman.store.episodes import end_episode, open_episode
+from dragoman.store.leases import give_back, lease_groups
 from dragoman.store.records import Blob, CallArrival, CallOutcome, EpisodeSpec, JsonObject, PolicySpan
 from dragoman.store.traces import build_traces
 
@@ -61,7 +66,9 @@ class Words:
         return ids, self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def session(words: Words, episode: str, turns: int) -> Iterator[Turn]:
+def session(
+    words: Words, episode: str, turns: int, *, turn_tokens: int = TURN_TOKENS, reply_tokens: int = REPLY_TOKENS
+) -> Iterator[Turn]:
     """The calls of one agent that reads a tool's output each turn and answers with some thought and another call."""
     chance = np.random.default_rng(7)
     parent: CallOutcome | None = None
@@ -69,8 +76,8 @@ def session(words: Words, episode: str, turns: int) -> Iterator[Turn]:
     before: list[Blob] = [message_blob(Message("system", (TextPart(words.take(400)[1]),)))]
     for number in range(turns):
         call_id = secrets.token_hex(10)
-        prompt, said = words.take(TURN_TOKENS - REPLY_TOKENS)
-        completion, thought = words.take(REPLY_TOKENS)
+        prompt, said = words.take(turn_tokens - reply_tokens)
+        completion, thought = words.take(reply_tokens)
         result = ToolResultPart(f"toolu_{number}", (TextPart(said),))
         asks = Message("tool", (result,)) if number else Message("user", (TextPart(said),))
         reply = (TextPart(thought), ToolCallPart(f"toolu_{call_id}_0", "bash", '{"command":"ls"}'))
@@ -114,13 +121,11 @@ def write(database: Database, turns: list[Turn]) -> None:
         assert answers == [None] * len(answers), answers
 
 
-def new_episode(database: Database) -> str:
+def new_episode(database: Database, spec: EpisodeSpec = EpisodeSpec()) -> str:  # noqa: B008 (it is frozen)
     name = secrets.token_hex(6)
     with database.session() as session:
         now = time.time()
-        open_episode(
-            session, EpisodeSpec(), episode_id=name, token_hash=secrets.token_hex(32), now=now, expires_at=now + 9
-        )
+        open_episode(session, spec, episode_id=name, token_hash=secrets.token_hex(32), now=now, expires_at=now + 9)
     return name
 
 
@@ -187,6 +192,29 @@ def speeds(words: Words, database: Database) -> Iterator[JsonObject]:
     yield figure("traces_rebuilt_alone", tokens / building / 1e6, "M tokens/s", None, True)
 
 
+def leasing(words: Words, database: Database) -> Iterator[JsonObject]:
+    spec = EpisodeSpec(task="bench", group="of 64", expected=64)
+    for _ in range(64):
+        episode = new_episode(database, spec)
+        write(database, list(session(words, episode, 25)))
+        with database.session() as session_:
+            end_episode(session_, episode, "failed", reason=None, now=time.time())
+    times: list[tuple[float, float]] = []
+    for _ in range(3):
+        start = time.perf_counter()
+        with database.session() as session_:
+            (group,) = lease_groups(session_, "bench", holder="h", limit=1, now=time.time(), seconds=600)
+        leased = time.perf_counter()
+        traces = [build_traces(episode.calls) for episode in group.episodes]
+        times.append((leased - start, time.perf_counter() - leased))
+        assert sum(len(trace.token_ids) for found in traces for trace in found.traces) == 64 * 25 * TURN_TOKENS
+        with database.session() as session_:
+            give_back(session_, "bench", holder="h")
+    lease, building = min(times)
+    yield figure("lease_64_episodes_of_32k_tokens", lease, "s", 1, lease < 1)
+    yield figure("their_traces", building, "s", None, True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", help="SQLAlchemy URL of the database whose speed is measured (default: SQLite)")
@@ -196,6 +224,7 @@ def main() -> None:
         figures = list(sizes(words, Path(folder)))
         database = Database.open(arguments.store or f"sqlite:///{folder}/speed.db")
         figures += list(speeds(words, database))
+        figures += list(leasing(words, database))
         database.close()
     for one in figures:
         print(json.dumps(one))
