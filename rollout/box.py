@@ -40,7 +40,7 @@ class Resources:
     """One file; a program that writes more gets SIGXFSZ."""
     open_files: int | None = 4096
     processes: int | None = 4096
-    """Of the user, everywhere; the system does not hold root to it."""
+    """Of the user, everywhere. Root is held to it only in namespaces, since Linux 6.14, and not below 400."""
     memory_bytes: int | None = None
     """Address space. Node reserves far more than it uses: below 64 GiB it may not start."""
 

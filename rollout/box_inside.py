@@ -195,6 +195,7 @@ def mounts(plan: dict[str, Any]) -> None:
     kept = [(path, tree(path), False) for path in plan["readable"]] + [(p, tree(p), True) for p in plan["writable"]]
     call(MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, READ_ONLY, len(READ_ONLY))
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    limit_processes(plan["limits"].get("RLIMIT_NPROC"))
     settings = tree("/proc/sys")
     call(MOUNT_SETATTR, settings, b"", AT_RECURSIVE | AT_EMPTY_PATH, READ_ONLY, len(READ_ONLY))
     call(MOVE_MOUNT, settings, b"", AT_FDCWD, b"/proc/sys", MOVE_MOUNT_F_EMPTY_PATH)
@@ -210,6 +211,14 @@ def mounts(plan: dict[str, Any]) -> None:
             call(MOUNT_SETATTR, descriptor, b"", AT_RECURSIVE | AT_EMPTY_PATH, READ_ONLY, len(READ_ONLY))
         call(MOVE_MOUNT, descriptor, b"", AT_FDCWD, os.fsencode(path), MOVE_MOUNT_F_EMPTY_PATH)
         os.close(descriptor)
+
+
+def limit_processes(most: int | None) -> None:
+    """Root is held to no limit of processes, but to the number of ids; that is each namespace's own since Linux 6.14."""
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    if most is not None and release >= (6, 14):
+        with contextlib.suppress(OSError):
+            Path("/proc/sys/kernel/pid_max").write_text(str(max(most, 400)))
 
 
 def tree(path: str) -> int:
