@@ -189,7 +189,7 @@ def routes(gateway: "Gateway") -> list[Route]:
             "outbox_depth": gateway.keeper.waiting,
             "recording": await asyncio.to_thread(gateway.keeper.status),
             "calls_running": len(gateway.running),
-            "policy": gateway.policy.version,
+            "policy_version": gateway.policy.version,
             "policy_path": gateway.policy.serving.path if gateway.policy.serving else None,
             "policy_error": gateway.policy.error,
             "calls_held": gateway.policy.holding,

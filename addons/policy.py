@@ -70,7 +70,7 @@ class PolicyFollower:
         """Follow the store for ever; what goes wrong is logged once and tried again."""
         said: str | None = None
         while True:
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(POLL if said is None else CHECK)
             try:
                 if time.monotonic() - self._checked_at > CHECK:
                     await self._check()
@@ -114,7 +114,14 @@ class PolicyFollower:
     async def _check(self) -> None:
         """Look whether the engine still has what it was given; it may have been restarted between two calls."""
         self._checked_at = time.monotonic()
-        if self.serving is not None and self._known and not await self._has(self.serving):
+        if self.serving is None or not self._known:
+            return
+        try:
+            there = await self._has(self.serving)
+        except DragomanError:
+            self._known = False  # it may be about to come back without
+            raise
+        if not there:
             log.warning("the engine has lost %s; it is given it again", self.serving.version)
             self._known = False
 

@@ -4,14 +4,15 @@ One forward pass in float32 over all of a trace's ids: so a number that agrees s
 call, that the prefix which stands in the trace is the prefix that the policy saw. Needs torch.
 
 ``python -m dragoman.trainer.rescore_traces --store URL --model FOLDER [--episode ID]… [--turns N] [--limit N]
-[--tolerance X] [--json]``
+[--tolerance X] [--published] [--json]``
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ import numpy as np
 from dragoman.store.calls import read_calls
 from dragoman.store.database import Database
 from dragoman.store.episodes import list_episodes
-from dragoman.store.records import JsonObject, Logprobs
+from dragoman.store.policies import get_policy, version_number
+from dragoman.store.records import JsonObject, Logprobs, PolicySpan
 from dragoman.store.traces import Trace, build_traces
 from dragoman.trainer.rescore import changed_by, load_model
 
@@ -68,13 +70,23 @@ def rescore_trace(model: Any, trace: Trace) -> Logprobs:
     return scored
 
 
-def compare(model: Any, trace: Trace, context: tuple[str, ...]) -> RescoredTrace:
-    """Score a trace again and compare. ``context``: what ``context_of`` says of it."""
+def compare(models: Callable[[str], Any], trace: Trace, context: tuple[str, ...]) -> RescoredTrace:
+    """Score a trace again, each token with the weights of the version that sampled it, and compare.
+
+    ``models``: version → model; versions may share one. ``context``: what ``context_of`` says of the trace.
+    """
     versions = tuple(dict.fromkeys(span.version for span in trace.policy_spans))
     skipped = why_skipped(trace)
     if skipped is not None:
         return RescoredTrace(trace.call_ids, len(trace.token_ids), 0, context, versions, None, None, skipped)
-    difference = np.abs(rescore_trace(model, trace).astype(np.float64) - trace.logprobs[trace.loss_mask])
+    scored = np.empty(trace.trained_tokens, np.float64)
+    place = np.cumsum(trace.loss_mask) - 1  # position in the trace → place among its trained tokens
+    for model, spans in _by_model(models, trace):
+        again = rescore_trace(model, trace)
+        for span in spans:
+            part = slice(place[span.start], place[span.end - 1] + 1)
+            scored[part] = again[part]
+    difference = np.abs(scored - trace.logprobs[trace.loss_mask])
     return RescoredTrace(
         trace.call_ids,
         len(trace.token_ids),
@@ -84,6 +96,39 @@ def compare(model: Any, trace: Trace, context: tuple[str, ...]) -> RescoredTrace
         largest=float(difference.max()),
         mean=float(difference.mean()),
     )
+
+
+def _by_model(models: Callable[[str], Any], trace: Trace) -> list[tuple[Any, list[PolicySpan]]]:
+    """The spans of a trace by the model that scores them, so that each model reads it once."""
+    found: dict[int, tuple[Any, list[PolicySpan]]] = {}
+    for span in trace.policy_spans:
+        model = models(span.version)
+        found.setdefault(id(model), (model, []))[1].append(span)
+    return list(found.values())
+
+
+def published_models(database: Database, base: str, device: str) -> Callable[[str], Any]:
+    """Version → model, from the folders that the store names; ``base``: the folder of the first weights.
+
+    The function raises ``ValueError`` for a version that no policy has.
+    """
+
+    @cache
+    def load(version: str) -> Any:
+        number = version_number(version)
+        if number == 0:
+            return load_model(base, device)
+        with database.reading() as session:
+            policy = None if number is None else get_policy(session, number)
+        if policy is None:
+            raise ValueError(f"tokens were sampled by {version!r}, and the store has no such policy")
+        if policy.kind == "full":
+            return load_model(policy.path, device)
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(load_model(base, device), policy.path).eval()
+
+    return load
 
 
 def why_skipped(trace: Trace) -> str | None:
@@ -151,16 +196,22 @@ def main() -> None:
     parser.add_argument(
         "--tolerance", type=float, help="exit 1 when a difference is larger, or when nothing was scored"
     )
+    parser.add_argument(
+        "--published", action="store_true", help="score each token with the policy that sampled it; --model is the base"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     options = parser.parse_args()
     database = Database.open(options.store)
     traces = stored_traces(database, options.episode, turns=options.turns, limit=options.limit)
-    database.close()
-    model = load_model(options.model, options.device)
+    if options.published:
+        models = published_models(database, options.model, options.device)
+    else:
+        model = load_model(options.model, options.device)
+        models = lambda _: model  # noqa: E731
     rescored = []
     for trace, context in traces:
-        rescored.append(compare(model, trace, context))
+        rescored.append(compare(models, trace, context))
         if not options.json:
             print(_line(rescored[-1]), flush=True)
     total = summary(rescored)

@@ -63,9 +63,12 @@ class GatewayStatus:
     max_reply_tokens: int | None
     """Cap on one reply; ``None``: an older gateway, which does not say."""
     policy_version: str | None
+    """What calls are answered by; ``None``: an older gateway, which does not say."""
     store: str
     """The database's URL without its password."""
     outbox_depth: int
+    policy_error: str | None = None
+    """Why the newest policy is not served; ``None``: it is."""
     engine_up: bool | None = None
     """Whether the engine answers the gateway now; ``None``: it has none, or an older gateway does not say."""
     started_at: float | None = None
@@ -181,6 +184,7 @@ class GatewayClient:
             max_model_len=reply.get("max_model_len"),
             max_reply_tokens=reply.get("max_reply_tokens"),
             policy_version=reply.get("policy_version"),
+            policy_error=reply.get("policy_error"),
             store=reply["store"],
             outbox_depth=reply["outbox_depth"],
             engine_up=reply.get("engine_up"),

@@ -156,6 +156,25 @@ async def test_a_restart_between_two_calls_is_noticed_too(
             watching.cancel()
 
 
+async def test_an_engine_that_is_away_between_two_calls_is_not_trusted_when_it_is_back(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.addons.policy.POLL", 0.01)
+    monkeypatch.setattr("dragoman.addons.policy.CHECK", 0.0)
+    publish(database, tmp_path / "one", "full")
+    with scripted_engine([{"text": "x"}]) as engine:
+        async with follower(database, engine.address) as policy:
+            await policy.model()
+            policy.engine = Engine("http://127.0.0.1:9")
+            watching = asyncio.create_task(policy.watch())
+            try:
+                async with asyncio.timeout(30):
+                    while not policy.holding:
+                        await asyncio.sleep(0.01)
+            finally:
+                watching.cancel()
+
+
 async def test_one_that_came_back_unable_to_take_them_answers_nothing_else(
     database: Database, scripted: Scripted, tmp_path: Path
 ) -> None:
