@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dragoman.addons.delivery import deliver
+from dragoman.addons.record_bytes import Record
 from dragoman.store.database import Database
 from dragoman.store.errors import StoreUnavailable
 from tests.addons.test_recorder import answered, arrival, open_one, stored
@@ -13,7 +14,7 @@ from tests.addons.test_recorder import answered, arrival, open_one, stored
 
 def test_delivered_twice_is_stored_once(database: Database) -> None:
     open_one(database)
-    records = [arrival("c1"), answered("c1"), arrival("c2")]
+    records: list[Record] = [arrival("c1"), answered("c1"), arrival("c2")]
     assert deliver(database, records) == [None] * 3
     assert deliver(database, records) == [None] * 3
     assert stored(database) == {"c1": "answered", "c2": "arrived"}

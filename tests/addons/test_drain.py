@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dragoman.addons import drain as drain_module
+from dragoman.addons.delivery import deliver
 from dragoman.addons.drain import Drain, drain_now
 from dragoman.addons.outbox import Outbox
 from dragoman.addons.record_bytes import Record
@@ -24,7 +25,6 @@ class Switch:
     """Stands before ``deliver``: fails as often as it is told, and tells what was delivered."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._deliver: Callable[[Database, Sequence[Record]], list[Exception | None]] = drain_module.deliver
         self.failures = 0
         self.failed = threading.Event()
         self.after_commit: Callable[[], None] = lambda: None
@@ -38,7 +38,7 @@ class Switch:
             self.failures -= 1
             self.failed.set()
             raise StoreUnavailable("the store is away")
-        answers = self._deliver(database, records)
+        answers = deliver(database, records)
         self.seen.append([record.id for record in records])
         self.after_commit()
         return answers
