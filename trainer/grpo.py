@@ -58,11 +58,11 @@ class StepSource(Protocol):
     def keep(self) -> None:
         """Called between micro-batches: hold on to what was taken."""
 
-    def trained(self) -> None:
-        """The step taken last has reached the weights."""
+    def trained(self, step: int) -> None:
+        """What was taken last is about to reach the weights, as optimizer step ``step`` (the first is 1)."""
 
     def failed(self, groups: tuple[int, ...], reason: str) -> None:
-        """The step taken last changed nothing; ``groups`` (rows) made it fail."""
+        """What was taken last changes nothing; ``groups`` (rows) made it fail."""
 
 
 class StoredEpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no types
@@ -87,6 +87,8 @@ class StoredEpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no
         self._scored: Tensor | None = None
         self._drift = torch.zeros(2, dtype=torch.float64)
         self._failed_in_a_row = 0
+        self.last_metrics: dict[str, float] = {}
+        """Of the step before; empty where it failed."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one whole optimizer step. Returns its loss, shape (); 0 where it failed."""
@@ -115,7 +117,7 @@ class StoredEpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no
         else:
             self._failed_in_a_row = 0
             if self.source is not None:
-                self.source.trained()
+                self.source.trained(self.state.global_step + 1)
         self._note(taken, failed, seconds=time.perf_counter() - started, waited=started - waited)
         return loss
 
@@ -238,7 +240,7 @@ class StoredEpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no
         if self.accelerator.num_processes > 1:
             drift = self.accelerator.reduce(drift, "sum")
         metrics = dict(taken.metrics)
-        tokens = metrics.get("tokens/model", 0.0)
+        tokens = metrics.get("tokens/seen", 0.0)
         self.state.num_input_tokens_seen += int(tokens)
         metrics |= {
             "logp_difference": float(drift[0] / drift[1].clamp(min=1)),
@@ -247,6 +249,7 @@ class StoredEpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no
             "tokens_per_second": tokens / seconds,
             "failed_steps": float(failed),
         }
+        self.last_metrics = {} if failed else metrics
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
 

@@ -30,6 +30,7 @@ from dragoman.cli import (
     serve,
     show,
     tasks,
+    train,
 )
 from dragoman.cli.output import Failure
 
@@ -78,6 +79,7 @@ app.add_typer(db.app, name="db")
 app.add_typer(policy.app, name="policy")
 app.command()(prune.prune)
 app.command()(export.export)
+app.add_typer(train.app, name="train")
 
 
 def main(arguments: list[str] | None = None) -> None:
