@@ -4,11 +4,13 @@ Rules of this module: facts come from decoded calls or straight from columns, an
 is quick enough for a whole store. The arrays themselves are read by ``calls``.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Table, case, false, func, literal, select
+from sqlalchemy import Table, Text, case, cast, false, func, literal, select
 from sqlalchemy.orm import Session
 
 from dragoman.store.models import Call, table_of
@@ -89,18 +91,23 @@ def read_facts(session: Session, episode_ids: Sequence[str] | None = None) -> di
         "constrained": func.coalesce(calls.constrained, false()),
         "prompt_len": case((calls.prompt_ids.is_not(None), calls.prompt_len), else_=zero),
         "completion_len": func.coalesce(calls.completion_len, zero),
-        "policy_spans": calls.policy_spans,
+        "policy_spans": cast(calls.policy_spans, Text),
     }
     query = select(*columns.values()).order_by(calls.episode_id, calls.arrived_at, calls.row)
     if episode_ids is not None:
         query = query.where(calls.episode_id.in_(episode_ids))
     found: dict[str, list[CallFacts]] = {}
-    # No objects and no named columns: where a whole store is read, they take most of the time.
-    for *values, spans in session.connection().execute(query):
-        values.append(_length(spans or ()) == values[-1])
+    # No objects, no named columns, and no JSON read twice: where a whole store is read, they take most of the time.
+    for *values, spans in session.connection().execute(query).all():
+        values.append(_length_in(spans) == values[-1])
         call = CallFacts(*values)
         found.setdefault(call.episode_id, []).append(call)
     return found
+
+
+@lru_cache(maxsize=4096)
+def _length_in(spans: str | None) -> int:
+    return 0 if spans is None else _length(json.loads(spans))
 
 
 def _length(spans: Iterable[Sequence[Any]]) -> int:
