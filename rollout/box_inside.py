@@ -214,7 +214,7 @@ def mounts(plan: dict[str, Any]) -> None:
 
 
 def limit_processes(most: int | None) -> None:
-    """Root is held to no limit of processes, but to the number of ids; that is each namespace's own since Linux 6.14."""
+    """Root is held to no limit of processes, but to the number of ids, which is a namespace's own since Linux 6.14."""
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if most is not None and release >= (6, 14):
         with contextlib.suppress(OSError):

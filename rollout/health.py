@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 
 class Health:
-    """What is known of a gateway. ``never``: a function that says no."""
+    """What is known of a gateway."""
 
     def __init__(self, client: GatewayClient, tell: Tell) -> None:
         self._client = client
@@ -41,10 +41,10 @@ class Health:
         self._started_at: float | None = None
         self._outages: list[tuple[float, str]] = []
 
-    def look(self) -> str | None:
-        """What is wrong now, in words; None: nothing. Never raises."""
+    def look(self, *, fresh: bool = False) -> str | None:
+        """What is wrong now, in words; None: nothing. ``fresh``: an answer of a moment ago is too old. Never raises."""
         with self._lock:
-            if time.monotonic() - self._looked_at < FRESH:
+            if not fresh and time.monotonic() - self._looked_at < FRESH:
                 return self._problem
             problem = None
             try:
@@ -67,7 +67,7 @@ class Health:
 
     def trouble_since(self, when: float) -> str | None:
         """What was wrong at any time since ``when`` (``time.monotonic``); None: nothing that is known."""
-        now = self.look()
+        now = self.look(fresh=True)
         with self._lock:
             return now or next((problem for at, problem in reversed(self._outages) if at >= when), None)
 

@@ -346,6 +346,7 @@ class _Work:
             return str(error)
         if ran.end == "completed" and not failed:
             return None
+        problem = self.health.trouble_since(self.began)  # asking may have been what found it out
         return problem or (f"{failed} of its calls failed in the engine or the gateway" if failed else None)
 
     def failed(self, episode_id: str | None, end: EpisodeEnd, reason: str) -> Outcome:
