@@ -66,8 +66,11 @@ class OutboxState:
 class Outbox:
     """One gateway's; ``OutboxFile`` keeps others out."""
 
-    def __init__(self, path: Path, store: str, *, fsync: bool = False) -> None:
-        """Open it for the store with the URL ``store`` (its password hidden). Raises ``StoreUnavailable``."""
+    def __init__(self, path: Path, store: str, *, fsync: bool = False, moved: bool = False) -> None:
+        """Open it for the store with the URL ``store`` (its password hidden).
+
+        ``moved``: it is the store that the records are for, whatever its URL was before. Raises ``StoreUnavailable``.
+        """
         self.path = path
         self.added = threading.Event()
         """Set when there may be something to deliver or to forget."""
@@ -75,7 +78,7 @@ class Outbox:
         self._counting = threading.Lock()
         self._rows = self._bytes = 0
         try:
-            self._belong_to(store)
+            self._belong_to(store, moved)
             self.episodes = OpenEpisodes(self._file)
             with self._file.reading() as db:
                 self._open: dict[str, str] = dict(db.execute("SELECT call_id, episode_id FROM open_calls"))
@@ -86,16 +89,16 @@ class Outbox:
             raise
         self._count(rows, size)
 
-    def _belong_to(self, store: str) -> None:
+    def _belong_to(self, store: str, moved: bool) -> None:
         with self._file.writing() as db:
             facts = dict(db.execute("SELECT name, value FROM facts"))
             known = facts.get("store", store)
-            if known != store:
+            if known != store and not moved:
                 waiting, _ = _waiting(db)
                 if waiting:
                     raise StoreUnavailable(
                         f"the outbox {self.path} holds {waiting} records for the store {known}, not for {store}; "
-                        "deliver them first (`dragoman outbox --deliver`), or name another file with --outbox"
+                        "deliver them first (`dragoman outbox --deliver --store URL`), or name another with --outbox"
                     )
                 db.execute("DELETE FROM facts")
                 db.execute("DELETE FROM episodes")
