@@ -67,6 +67,9 @@ class GatewayStatus:
     store: str
     """The database's URL without its password."""
     outbox_depth: int
+    """How many records the store does not have yet."""
+    recording_error: str | None
+    """Why records wait or no new call can be taken; ``None``: nothing is wrong."""
     policy_error: str | None = None
     """Why the newest policy is not served; ``None``: it is."""
     engine_up: bool | None = None
@@ -187,6 +190,7 @@ class GatewayClient:
             policy_error=reply.get("policy_error"),
             store=reply["store"],
             outbox_depth=reply["outbox_depth"],
+            recording_error=_recording_error(reply.get("recording") or {}),
             engine_up=reply.get("engine_up"),
             started_at=reply.get("started_at"),
         )
@@ -222,3 +226,8 @@ def _refusal(address: str, status: int, reply: object) -> GatewayError:
     if code is None:
         message += f" from {address}; is it a Dragoman gateway?"
     return GatewayError(message, code)
+
+
+def _recording_error(recording: Mapping[str, Any]) -> str | None:
+    errors = (recording.get("full"), *((recording.get(name) or {}).get("error") for name in ("queue", "outbox")))
+    return next((str(error) for error in errors if error), None)

@@ -32,6 +32,8 @@ def options(**changes: Any) -> ServeOptions:
         "egress": "block",
         "observe": None,
         "fsync": False,
+        "outbox": None,
+        "outbox_megabytes": None,
         "flows": None,
         "verbose": False,
         "extra": (),

@@ -22,6 +22,7 @@ from dragoman.cli import (
     export,
     harness,
     ledger,
+    outbox,
     policy,
     prune,
     quickstart,
@@ -77,6 +78,7 @@ app.command()(show.show)
 app.command()(ledger.ledger)
 app.add_typer(db.app, name="db")
 app.add_typer(policy.app, name="policy")
+app.command()(outbox.outbox)
 app.command()(prune.prune)
 app.command()(export.export)
 app.add_typer(train.app, name="train")

@@ -121,6 +121,39 @@ def check_gateway(address: str, key: str, *, wanted: bool) -> "tuple[Check, Gate
     return good("gateway", f"{address}, version {status.version}, {does}{waiting}"), status
 
 
+def check_recording(status: "GatewayStatus") -> list[Check]:
+    """Whether the gateway can make calls durable and its store takes them. Empty: nothing to say."""
+    if status.recording_error is None:
+        return []
+    return [bad("recording", status.recording_error, "see the message; what waits is stored as soon as that is gone")]
+
+
+OUTBOX_SECONDS = 60.0
+"""Age of the oldest waiting record from which something is wrong."""
+
+
+def check_outbox(path: Path, now: float) -> list[Check]:
+    """What waits for a PostgreSQL store, and what it refused. Empty: there is no outbox."""
+    from dragoman.addons.outbox import look
+    from dragoman.cli.outbox import waiting
+    from dragoman.store.errors import StoreError
+
+    if not path.exists():
+        return []
+    try:
+        state, aside, store = look(path)
+    except StoreError as error:
+        return [bad("outbox", str(error), "see the message")]
+    found = f"{path}: {waiting(state, now)}, for {store}"
+    if aside:
+        why = f"; {len(aside)} were set aside, the first of call {aside[0].call_id}: {aside[0].reason}"
+        return [bad("outbox", found + why, "`dragoman outbox` lists them and says how to try them again")]
+    if state.oldest_at is not None and now - state.oldest_at > OUTBOX_SECONDS:
+        remedy = "see why the store takes none (`dragoman doctor --store URL`); without a gateway, `dragoman outbox -h`"
+        return [bad("outbox", found, remedy)]
+    return [good("outbox", found)]
+
+
 def check_trust(environment: Mapping[str, str], certificates: Path) -> Check:
     """Whether programs started with ``environment`` trust the CA in the folder ``certificates``.
 

@@ -59,6 +59,7 @@ def all_checks(
 ) -> "list[Check]":
     """Every check, in the order in which a run needs what it looks at."""
     import os
+    import time
 
     from dragoman.cli import checks
     from dragoman.cli.engine_checks import check_engine
@@ -90,7 +91,9 @@ def all_checks(
         *found,
         *model_checks,
         checks.check_store(store or default_store_url()),
+        *checks.check_outbox(state_folder() / "outbox.db", time.time()),
         gateway_check,
+        *(checks.check_recording(status) if status is not None else ()),
         *trust,
         *wanted,
         *others,

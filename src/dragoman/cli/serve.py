@@ -27,6 +27,8 @@ class ServeOptions:
     egress: str
     observe: str | None
     fsync: bool
+    outbox: Path | None
+    outbox_megabytes: int | None
     flows: Path | None
     verbose: bool
     extra: tuple[str, ...]
@@ -60,6 +62,15 @@ def serve(
         ),
     ] = None,
     fsync: Annotated[bool, typer.Option("--fsync", help="Survive power loss too, not only a killed process.")] = False,
+    outbox: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where records wait for PostgreSQL (default: outbox.db in the state folder)."
+        ),
+    ] = None,
+    outbox_megabytes: Annotated[
+        int | None, typer.Option(min=1, help="Waiting records beyond this hold new calls back (default: 1024).")
+    ] = None,
     flows: Annotated[
         Path | None, typer.Option(help="Save what harnesses said and heard to this file, for `mitmdump -C`.")
     ] = None,
@@ -87,6 +98,8 @@ def serve(
         egress=egress,
         observe=observe,
         fsync=fsync,
+        outbox=outbox,
+        outbox_megabytes=outbox_megabytes,
         flows=flows,
         verbose=verbose,
         extra=tuple(context.args),
@@ -134,6 +147,8 @@ def mitmdump_arguments(options: ServeOptions) -> list[str]:
         "dragoman_egress": options.egress,
         "dragoman_observe": options.observe,
         "dragoman_fsync": "true" if options.fsync else None,
+        "dragoman_outbox": None if options.outbox is None else str(options.outbox.absolute()),
+        "dragoman_outbox_megabytes": None if options.outbox_megabytes is None else str(options.outbox_megabytes),
         # One line per request only when asked for; warnings always.
         "flow_detail": "1" if options.verbose else "0",
         "termlog_verbosity": "info" if options.verbose else "warn",
@@ -185,7 +200,11 @@ def _check_startable(options: ServeOptions) -> None:
         raise Failure(f"cannot listen on {options.host} port {options.port}: {why}; choose another with --listen")
     try:
         ensure_authority(state_folder() / "certs")
-        Database.open(options.store or default_store_url()).close()
+        try:
+            Database.open(options.store or default_store_url()).close()
+        except StoreError:
+            if not (options.outbox or state_folder() / "outbox.db").exists():  # else the gateway may start without it
+                raise
     except (AuthorityError, StoreError) as error:
         raise Failure(str(error)) from error
     operator_key(state_folder())
