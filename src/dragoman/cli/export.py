@@ -1,10 +1,12 @@
-"""``dragoman export``: traces as a file, for a trainer that is not ours."""
+"""``dragoman export``: traces or trajectories as a file, for tools that are not ours."""
 
 import json
+import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,13 +14,24 @@ from dragoman.cli.episodes import Store
 from dragoman.cli.output import Failure, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy.orm import Session
 
+    from dragoman.store.records import JsonObject
+
+Format = Literal["jsonl", "parquet", "atif"]
+
 
 def export(
-    format_: Annotated[Literal["jsonl"], typer.Option("--format", help="One JSON object a line.")] = "jsonl",
+    format_: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="jsonl: a trace a line. parquet: the same rows in columns. atif: a trajectory of messages a line, one "
+            "for each episode.",
+        ),
+    ] = "jsonl",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it (default: stdout).")] = None,
     episode: Annotated[str | None, typer.Option(metavar="ID", help="One episode, by its id or its start.")] = None,
     task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
@@ -27,10 +40,13 @@ def export(
     """Write the traces of all ended episodes, or of one: token ids, loss mask, log-probabilities, policy, reward.
 
     \b
-    docs/store.md has the fields, and what verl, slime, SkyRL and prime-rl call them:
+    docs/store.md has the fields, what verl, slime, SkyRL and prime-rl call them, and what a trajectory has:
         dragoman export --task hello --out hello.jsonl
+        dragoman export --format parquet --out all.parquet
+        dragoman export --format atif --episode k3v9 --out k3v9.json
     """
     from dragoman.cli.lookup import reading
+    from dragoman.store.atif import trajectory
     from dragoman.store.calls import read_calls
     from dragoman.store.episodes import get_episode
     from dragoman.store.export import trace_row
@@ -38,26 +54,76 @@ def export(
 
     if episode is not None and task is not None:
         raise Failure("say --episode or --task, not both")
+    if format_ == "parquet" and out is None:
+        raise Failure("--format parquet needs --out FILE: it is no text")
     episodes = traces = tokens = excluded = 0
+    with ExitStack() as open_:
+        session, _ = open_.enter_context(reading(store))
+        add = open_.enter_context(writing(format_, out))
+        for episode_id in which(session, episode, task):
+            info = get_episode(session, episode_id)
+            try:
+                calls = read_calls(session, episode_id)
+                if format_ == "atif":
+                    add(trajectory(info, calls))
+                else:
+                    built = build_traces(calls)
+                    for trace in built.traces:
+                        add(trace_row(info, trace))
+                        tokens += trace.trained_tokens
+                    traces, excluded = traces + len(built.traces), excluded + len(built.excluded)
+            except ValueError as error:
+                raise Failure(f"episode {episode_id}: {error}; `dragoman db check` says more") from error
+            session.expunge_all()
+            episodes += 1
+    if format_ == "atif":
+        say(f"{episodes:,} episodes written, each as one trajectory")
+    else:
+        say(
+            f"{episodes:,} episodes: {traces:,} traces with {tokens:,} trained tokens written, {excluded:,} calls "
+            "excluded (`dragoman ledger` says why)"
+        )
+
+
+@contextmanager
+def writing(format_: Format, out: Path | None) -> "Iterator[Callable[[JsonObject], None]]":
+    """What takes the rows one by one. The file is there under its name only when it is whole."""
     try:
-        with reading(store) as (session, _), out.open("w") if out is not None else nullcontext(sys.stdout) as file:
-            for episode_id in which(session, episode, task):
-                info = get_episode(session, episode_id)
-                try:
-                    built = build_traces(read_calls(session, episode_id))
-                except ValueError as error:
-                    raise Failure(f"episode {episode_id}: {error}; `dragoman db check` says more") from error
-                for trace in built.traces:
-                    file.write(json.dumps(trace_row(info, trace), separators=(",", ":"), allow_nan=False) + "\n")
-                    tokens += trace.trained_tokens
-                session.expunge_all()
-                episodes, traces, excluded = episodes + 1, traces + len(built.traces), excluded + len(built.excluded)
+        if out is None:
+            yield lambda row: write_line(sys.stdout, row)
+            return
+        whole = out if out.exists() and not out.is_file() else out.with_name(out.name + ".part")  # a pipe stays one
+        try:
+            if format_ == "parquet":
+                with whole.open("wb") as binary, parquet(binary) as add:
+                    yield add
+            else:
+                with whole.open("w") as text:
+                    yield lambda row: write_line(text, row)
+            if whole != out:
+                os.replace(whole, out)
+        except BaseException:
+            if whole != out:
+                whole.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise Failure(f"{out or 'stdout'} cannot be written: {error.strerror}") from error
-    say(
-        f"{episodes:,} episodes: {traces:,} traces with {tokens:,} trained tokens written, {excluded:,} calls excluded "
-        "(`dragoman ledger` says why)"
-    )
+
+
+@contextmanager
+def parquet(file: IO[bytes]) -> "Iterator[Callable[[JsonObject], None]]":
+    from dragoman.store.parquet import ParquetFile
+
+    try:
+        writer = ParquetFile(file)
+    except ImportError as error:
+        raise Failure("--format parquet needs PyArrow: install dragoman[parquet]") from error
+    with writer:
+        yield writer.add
+
+
+def write_line(file: IO[str], row: "JsonObject") -> None:
+    file.write(json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def which(session: "Session", episode: str | None, task: str | None) -> "Sequence[str]":
