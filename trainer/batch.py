@@ -50,6 +50,14 @@ class Step:
     loss: LossType
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step to train, and what to log beside it."""
+
+    step: Step
+    metrics: dict[str, float]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrays:
     """One micro-batch: B rows, P prompt columns, C completion columns. Ids and masks are int64, the rest float32."""

@@ -14,7 +14,6 @@ The rules:
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
-from dragoman.trainer.batch import Arrays, Rows, Step, collate
+from dragoman.trainer.batch import Arrays, Rows, Taken, collate
 
 MOST_FAILED_STEPS = 3
 """Steps in a row that may fail before training stops: the fault is then not in one group."""
@@ -36,14 +35,6 @@ class NoMoreSteps(Exception):
 
 class NotFinite(RuntimeError):
     """Training cannot go on: weights or several steps in a row are not finite."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A step to train, and what to log beside it."""
-
-    step: Step
-    metrics: dict[str, float]
 
 
 class StepSource(Protocol):

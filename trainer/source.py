@@ -21,9 +21,8 @@ from dragoman.store.database import Database
 from dragoman.store.errors import LeaseLost, StoreUnavailable
 from dragoman.store.leases import consume, count_groups, give_back, lease_groups, renew, set_aside
 from dragoman.store.policies import version_numbers
-from dragoman.trainer.batch import Step, padded_tokens
+from dragoman.trainer.batch import Step, Taken, padded_tokens
 from dragoman.trainer.checkpoints import TrainedGroup, write_marker
-from dragoman.trainer.grpo import Taken
 from dragoman.trainer.samples import DroppedGroup, DropReason, PreparedGroup, Rules, Sample, prepare_group
 
 Say = Callable[[str], None]

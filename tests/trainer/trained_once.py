@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from transformers import AutoTokenizer, TrainerCallback
 
-from dragoman.trainer.batch import LossType, plan_step
+from dragoman.trainer.batch import LossType, Taken, plan_step
 from dragoman.trainer.config import GRPOArguments
-from dragoman.trainer.grpo import StoredEpisodeGRPOTrainer, Taken
+from dragoman.trainer.grpo import StoredEpisodeGRPOTrainer
 from dragoman.trainer.samples import PreparedGroup, Rules, Sample, prepare_group
 from tests.trainer.made_groups import NEWEST, VERSIONS, Maker, gradient_groups, leased, scorer
 
