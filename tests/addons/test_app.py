@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
-from dragoman.addons import answer, control, respond
+from dragoman.addons import answer, control, keeper, respond
 from dragoman.addons.app import create_app
 from dragoman.addons.gateway import Gateway
 from dragoman.addons.hop import TICKET_HEADER, Hop, Tickets
@@ -464,3 +464,19 @@ async def test_eight_at_once_do_not_wait_for_each_other(tmp_path: Path, engine: 
             engine.release()
         assert [reply.status_code for reply in await asyncio.gather(*held)] == [200] * 8
         assert len(served.outcomes()) == 9
+
+
+async def test_a_call_that_cannot_be_recorded_now_is_refused_and_recorded_later(
+    tmp_path: Path, engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(tmp_path, engine.address) as served:
+        monkeypatch.setattr(keeper, "ROOM_SECONDS", 0.0)
+        monkeypatch.setattr(keeper, "QUEUE_LIMIT", -1)
+        with served.gateway.database.session():  # nobody else can write: the answer does not wait for its record
+            reply = await served.http.post("/v1/messages", json=anthropic("TEXT"))
+        assert reply.status_code == 529
+        assert "calls cannot be recorded now" in reply.text
+        assert reply.headers["retry-after"] == "5"
+        monkeypatch.setattr(keeper, "QUEUE_LIMIT", 10**9)
+        outcome = await served.last_outcome()
+        assert (outcome.status, outcome.http_status, outcome.error_code) == ("failed", 529, "overloaded")
