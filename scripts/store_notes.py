@@ -64,6 +64,17 @@ NOTES = {
     "calls.canonical_version": "Of the rules that undo what harnesses change from turn to turn.",
     "calls.sampling_asked": "What the harness asked for.",
     "calls.sampling_used": "What the engine was told.",
+    "leases.consumer": "Name of the training run.",
+    "leases.reason": "Why it was set aside. None: it was not.",
+    "leases.step": "Optimizer step that it was consumed in. None: it was not, or it was not said.",
+    "policies.kind": "`lora` or `full`.",
+    "policies.parent": "Version that it was trained from. None: it was not said.",
+    "policies.run": "Name of the training run. None: it was published by hand.",
+    "policies.step": "Optimizer steps of the run until then. None: it was published by hand.",
+    "policies.created_at": "Unix seconds.",
+    "policy_loads.status": "`loading`, `serving` or `failed`.",
+    "policy_loads.reason": "Why it failed. None: it did not.",
+    "policy_loads.at": "Unix seconds.",
     "calls.tools": "Digest of the request's tools in `blobs`. None: it had none, or the call is open.",
 }
 """``table.column`` → meaning. ``None:`` begins what null means."""
