@@ -62,7 +62,9 @@ class Postgres:
             if time.monotonic() > limit:
                 raise RuntimeError(f"PostgreSQL does not die: {pids}")
             time.sleep(0.01)
-        Path(self.folder, "data", "postmaster.pid").unlink(missing_ok=True)
+        # Its number may still be taken (some containers reap nobody), and the next server would think that it lives.
+        for left in (self.folder / "data" / "postmaster.pid", self.folder / ".s.PGSQL.5432.lock"):
+            left.unlink(missing_ok=True)
         return len(pids)
 
     def freeze(self, frozen: bool) -> None:
