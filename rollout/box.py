@@ -5,9 +5,9 @@ Two strengths, and the caller is told which one there is:
 - *namespaces* (Linux, root or unprivileged user namespaces): the disk can only be read but for the folders named; the
   state folder, temporary folders and whatever else is hidden are empty in it; no network but one port of loopback that
   leads to the gateway; no process outside can be seen; when the box ends, the kernel ends all in it.
-- *limits* (elsewhere): resource limits, and a supervisor that every orphan falls to and that ends them all.
+- *limits* (Linux without them): resource limits, and a supervisor that every orphan falls to and that ends them all.
 
-Neither is a virtual machine. For code that attacks the kernel use a container runtime or a machine of its own.
+Elsewhere there is *none*, and only the process group is ended. Neither is a virtual machine. For code that attacks the kernel use a container runtime or a machine of its own.
 """
 
 import functools
@@ -79,7 +79,7 @@ def find_isolation(wanted: Isolation | Literal["auto"]) -> Isolation:
     if sys.platform != "linux":
         if wanted == "namespaces":
             raise ValueError("namespaces need Linux; leave --isolation out, or use a container")
-        return "none" if wanted in ("auto", "none") else wanted
+        return "none"
     why = why_no_namespaces() if wanted in ("auto", "namespaces") else None
     if wanted == "namespaces" and why is not None:
         raise ValueError(f"this system makes no namespaces for us: {why}")

@@ -23,17 +23,18 @@ from dragoman.rollout.harnesses import COMMAND, find_harness
 from dragoman.rollout.health import Health, PatientClient
 from dragoman.rollout.kept import cut
 from dragoman.rollout.launch import DEFAULT_PATH, Target, launch, launch_command
-from dragoman.rollout.process import Launch, Limits, Stopped, run
+from dragoman.rollout.process import Launch, Limits, Stopped
+from dragoman.rollout.ready import make_ready
 from dragoman.rollout.rewards import Reward, find_reward
 from dragoman.rollout.seen import EpisodeSeen, read_replies
 from dragoman.rollout.setups import Mode
 from dragoman.rollout.tasks import FunctionCheck, JudgeCheck, RegexCheck, Task
-from dragoman.rollout.workspaces import Made, WorkspaceError, make_workspace
+from dragoman.rollout.workspaces import Made
 from dragoman.store.database import Database
 from dragoman.store.errors import StoreError
 from dragoman.store.records import ARTEFACT_LIMIT, Artefact, EpisodeEnd, SamplingProfile
 
-__all__ = ["Outcome", "Sample", "Setting", "group_name", "run_one", "see_episode"]
+__all__ = ["Outcome", "Sample", "Setting", "group_name", "run_one", "wants_replies"]
 
 MARGIN = 300.0
 """Seconds beyond all limits until a group's deadline: for copying, storing, and a busy machine."""
@@ -180,10 +181,6 @@ def run_one(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class SetupFailed(ValueError):
-    """The task's setup did not end well."""
-
-
 @dataclass
 class _Work:
     sample: Sample
@@ -235,25 +232,20 @@ class _Work:
         )
 
     def make(self) -> None:
-        """Fill the workspace and run the task's setup in it. Raises ``SetupFailed``."""
+        """Fill the workspace and run the task's setup in it. Raises ``NotReady``."""
         self.home.mkdir(mode=0o700)
-        task = self.sample.task
-        try:
-            self.made = make_workspace(task.workspace, self.workspace)
-        except WorkspaceError as error:
-            raise SetupFailed(str(error)) from error
-        if task.setup is None:
-            return
-        env = {"PATH": self.setting.path, "HOME": str(self.home), "LANG": "C.UTF-8", "TMPDIR": str(self.home)}
-        plain = Launch(("/bin/sh", "-c", task.setup), env, (), self.workspace, "")
-        # The task's author wrote it, and it may need the network; limits alone.
-        isolation: Isolation = "none" if self.setting.isolation == "none" else "limits"
-        box = Box(isolation, self.setting.resources, writable=(self.workspace, self.home))
-        limits = Limits(self.setting.output_bytes, self.setting.disk_bytes, (self.workspace, self.home))
-        done = run(boxed(plain, box), timeout=self.setting.check_time_limit, limits=limits, stopped=self.stopped)
-        if done.exit_code != 0:
-            how = "took too long" if done.exit_code is None else f"ended with {done.exit_code}"
-            raise SetupFailed(f"the task's setup {how}: {(done.stdout + done.stderr).strip()[-500:]}")
+        setting = self.setting
+        limits = Limits(setting.output_bytes, setting.disk_bytes, (self.workspace, self.home))
+        self.made = make_ready(
+            self.sample.task,
+            self.workspace,
+            self.home,
+            path=setting.path,
+            resources=setting.resources,
+            limits=limits,
+            time_limit=setting.check_time_limit,
+            stopped=self.stopped,
+        )
 
     def prepare(self, token: str, home: Path) -> Launch:
         sample, setting = self.sample, self.setting
@@ -396,12 +388,8 @@ def judged(end: EpisodeEnd, reason: str | None, reward: Reward) -> Judged:
 
 def see_episode(task: Task, ran: Ran, harness: str, store: str | None) -> EpisodeSeen:
     """What checks are told; replies are read from the store only where a check of the task wants them."""
-    wanted = any(
-        isinstance(check, FunctionCheck | JudgeCheck) or (isinstance(check, RegexCheck) and check.where == "reply")
-        for check in task.checks
-    )
     replies = None
-    if wanted and store is not None:
+    if store is not None and wants_replies(task):
         try:
             database = Database.open(store)
             try:
@@ -423,6 +411,14 @@ def see_episode(task: Task, ran: Ran, harness: str, store: str | None) -> Episod
         ran.stderr.decode(errors="replace"),
         ran.changes.decode(errors="replace"),
         replies,
+    )
+
+
+def wants_replies(task: Task) -> bool:
+    """Whether a check of the task looks at what the model said."""
+    return any(
+        isinstance(check, FunctionCheck | JudgeCheck) or (isinstance(check, RegexCheck) and check.where == "reply")
+        for check in task.checks
     )
 
 

@@ -28,6 +28,7 @@ from dragoman.cli import (
     quickstart,
     rollout,
     run,
+    score,
     serve,
     show,
     tasks,
@@ -71,6 +72,7 @@ app.command(context_settings=run.CONTEXT)(run.run)
 app.command()(env.env)
 app.command(context_settings=rollout.CONTEXT)(rollout.rollout)
 app.add_typer(tasks.app, name="tasks")
+app.command()(score.score)
 app.add_typer(harness.app, name="harness")
 app.add_typer(episode.app, name="episode")
 app.command()(episodes.episodes)
