@@ -22,6 +22,7 @@ SHOWN = (
     ("tokens_per_second", "tokens/s", ",.0f"),
     ("groups/waiting", "waiting", ".0f"),
     ("loss", "loss", ".4f"),
+    ("eval_loss", "eval loss", ".4f"),
     ("grad_norm", "grad", ".3g"),
     ("kl", "KL", ".4f"),
     ("clip_ratio/region_mean", "clipped", ".1%"),
@@ -39,7 +40,7 @@ class ProgressLine(TrainerCallback):
         self.console = console
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if state.is_world_process_zero and logs and "step_time" in logs:
+        if state.is_world_process_zero and logs and ("loss" in logs or "eval_loss" in logs):
             self.console.print(progress_line(state.global_step, args.max_steps, logs))
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import select
 from dragoman.store.database import Database
 from dragoman.store.leases import count_groups
 from dragoman.store.models import Lease
-from dragoman.trainer.checkpoints import MARKER, RunInUse, holder_of, last_complete, lock_run
+from dragoman.trainer.checkpoints import MARKER, last_complete
 from tests.trainer.made_groups import Maker, flat, scorer, small_model, store_group
 
 STEPS = 6
@@ -162,10 +162,3 @@ def wait_for(path: Path, text: str, process: subprocess.Popen[bytes]) -> None:
     while text not in path.read_text():
         assert process.poll() is None, path.read_text()[-3000:]
         time.sleep(0.1)
-
-
-def test_one_trainer_in_a_folder(tmp_path: Path) -> None:
-    with lock_run(tmp_path), pytest.raises(RunInUse, match="another trainer is at work"):
-        lock_run(tmp_path)
-    assert holder_of(tmp_path) == holder_of(tmp_path)
-    lock_run(tmp_path).close()
