@@ -14,7 +14,7 @@ from dragoman.store.records import JsonObject
 if TYPE_CHECKING:
     import pyarrow
 
-GROUP_TOKENS = 2_000_000
+GROUP_TOKENS = 500_000
 """Tokens after which a row group is written."""
 
 

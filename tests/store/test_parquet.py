@@ -4,7 +4,6 @@ import io
 import json
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +15,15 @@ from dragoman.store.records import EpisodeInfo, EpisodeSpec, JsonObject
 from dragoman.store.traces import build_traces
 from tests.store_calls import Episode, episodes
 
+pytest.importorskip("pyarrow", reason="an extra")
+
 INFO = EpisodeInfo("e1", EpisodeSpec("t", "g", metadata={"seed": 1}), 1.0, 9.0, 5.0, "completed", None, 0.5)
 BARE = EpisodeInfo("e2", EpisodeSpec(metadata={"ü": ["\u2028"]}), 1.0, 9.0, None, None, None, None)
 
 
-def written(rows: list[JsonObject]) -> pyarrow.parquet.ParquetFile:
+def written(rows: list[JsonObject]) -> Any:
+    import pyarrow.parquet
+
     file = io.BytesIO()
     with ParquetFile(file) as writer:
         for row in rows:
