@@ -2,8 +2,8 @@
 
 ``make bench-store``, or ``python -m bench.store_commands [--store URL]``. Each command is run as a person runs it,
 interpreter start and all, three times, of which the fastest counts: ``dragoman episodes``, ``show`` of an episode and
-of a call, and ``ledger --all``. They must answer in under 2 seconds. What of that
-was work of the processor stands beside it, for a machine that does something else too.
+of a call, and ``ledger --all``. They must answer in under 2 seconds. Beside that stands for how much of it the
+processor was at work for them, since a machine may do other things too.
 
 Without ``--store`` the store is a SQLite file in a temporary folder. A store that is named and holds episodes already
 is measured as it is. Ends with one JSON line a figure.

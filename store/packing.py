@@ -111,8 +111,11 @@ def _unpack(data: bytes) -> NDArray[np.uint32]:
     plain = _frame(data)
     if len(plain) % 4:
         raise ValueError(f"packed array holds {len(plain)} bytes, not whole 32-bit values")
-    halves = np.frombuffer(plain, "<u2").reshape(2, -1)
-    return np.array(halves.T, order="C").reshape(-1).view("<u4").astype(np.uint32, copy=False)
+    count = len(plain) // 4
+    halves = np.empty(2 * count, "<u2")
+    halves[0::2] = np.frombuffer(plain, "<u2", count)
+    halves[1::2] = np.frombuffer(plain, "<u2", count, offset=2 * count)
+    return halves.view("<u4").astype(np.uint32, copy=False)
 
 
 def _frame(data: bytes) -> bytes:
