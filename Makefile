@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
 ARGS ?=
 
-.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex e2e-rollout probe-harnesses fuzz bench bench-drift bench-store clean
+.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex e2e-rollout probe-harnesses fuzz faults bench bench-drift bench-store clean
 
 help:
 	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
@@ -19,6 +19,7 @@ help:
 	@echo "make probe-harnesses   dragoman harness probe on each, held against what is known of it; ONLY='claude pi' RESUME=1"
 	@echo "make bench-store how small and how fast the store is"
 	@echo "make bench-drift do later turns extend what was sampled, to the token? beside re-rendering"
+	@echo "make faults      kill the gateway (COUNT=200) and PostgreSQL (20), fill the disk, turn the clock: is anything lost?"
 	@echo "make fuzz        COUNT=100000 wrong requests through the whole gateway, in one process; SEED=1"
 	@echo "make bench       all benchmarks"
 	@echo "make clean       remove what setup and the tests made in this folder (the cache folder stays)"
@@ -50,6 +51,10 @@ e2e-rollout: setup
 
 probe-harnesses: setup
 	@.venv/bin/python -m scripts.probe_harnesses $(if $(RESUME),--resume) $(ONLY)
+
+faults: setup
+	@.venv/bin/python -m bench.kills $(COUNT:%=--count %) $(SEED:%=--seed %)
+	@.venv/bin/python -m bench.outages $(SEED:%=--seed %)
 
 fuzz: setup
 	@.venv/bin/python -m bench.fuzz $(COUNT:%=--count %) $(SEED:%=--seed %)
