@@ -2,7 +2,8 @@
 
 ``make faults`` runs it. Twelve clients (three dialects, streamed and whole, with and without a tool) talk without a
 pause to a real gateway (mitmdump and the addon) and a scripted engine. The gateway is killed at every await of a call's
-coroutine, at every commit, and at random moments; half of it over SQLite, half over PostgreSQL with the outbox. After
+coroutine, at every commit, and at random moments, with commits as fast as they are or slowed down, so that what is let
+out too early is seen by a client; half of it over SQLite, half over PostgreSQL with the outbox. After
 each restart the store is held against what the clients wrote down:
 
 - every reply of which a client saw something to act on is stored as answered, with the words that the client saw;
@@ -46,6 +47,8 @@ from dragoman.store.records import CallInfo
 ROOT = Path(__file__).resolve().parents[1]
 IN_FLIGHT = 8
 TURNS = 6
+SLOW = (0.0, 0.1)
+"""Seconds by which commits are slowed down, in one half of the rounds and the other."""
 AIM_SECONDS = 6.0
 """How long a point is waited for before the gateway is killed at whatever it does."""
 
@@ -110,11 +113,11 @@ class Gateway:
         )
         self.pid: int | None = None
 
-    def start(self, aim: Aim | None = None, clock: int | None = None) -> None:
+    def start(self, aim: Aim | None = None, *, slow: float = 0.0, clock: int | None = None) -> None:
         self.killed.unlink(missing_ok=True)
         environment = {"DRAGOMAN_HOME": str(self.home)}
         log = str(self.home / "gateway.log")
-        order = Order(self._arguments, environment, log, str(self.points), str(self.killed), aim, clock)
+        order = Order(self._arguments, environment, log, str(self.points), str(self.killed), aim, slow, clock)
         assert self._forker.stdin is not None
         self._forker.stdin.write(order.line())
         self._forker.stdin.flush()
@@ -178,7 +181,8 @@ class Gateway:
 
     def close(self) -> None:
         if self.pid is not None:
-            self.end(signal.SIGKILL)
+            with suppress(RuntimeError):  # what forks it is gone, too
+                self.end(signal.SIGKILL)
         assert self._forker.stdin is not None
         self._forker.stdin.close()
         self._forker.wait(30)
@@ -346,7 +350,7 @@ class Campaign:
             crowd.up.clear()
             await until(lambda: not crowd.flying)
             gateway.end(signal.SIGTERM)
-            gateway.start(aim)
+            gateway.start(aim, slow=chance.choice(SLOW))
             await gateway.ready()
             crowd.up.set()
         begun = len(self.log)
@@ -366,7 +370,7 @@ class Campaign:
         elif aim is not None:
             self._missed[aim.point] += 1
         await until(lambda: not crowd.flying)
-        gateway.start()
+        gateway.start(slow=chance.choice(SLOW))
         await gateway.ready()
         await gateway.drained()
         self._judge(number, point, in_flight, phases, flying, begun)

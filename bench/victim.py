@@ -51,6 +51,8 @@ class Order:
     killed: str
     """File that says at which point it was killed, and how many calls were in flight."""
     aim: Aim | None = None
+    slow: float = 0.0
+    """Seconds before each commit, so that an event that is let out too early is far ahead of its record."""
     clock: int | None = None
     """Seed of a clock that jumps by an hour, forth and back; ``None``: it does not."""
 
@@ -89,11 +91,12 @@ class Sight:
             partial.rename(self._killed)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, with a point before it and one after it."""
+    def around(self, name: str, slow: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, with a point before it and one after it, and ``slow`` seconds between the first and it."""
 
         def watched(*arguments: Any, **named: Any) -> Any:
             self.at(f"before {name}")
+            time.sleep(slow)
             result = function(*arguments, **named)
             self.at(f"after {name}")
             return result
@@ -182,15 +185,15 @@ def arm(order: Order) -> None:
     _replace(app, "handle", sight.awaited)
     _replace(respond, "told", sight.iterated)
     _replace(generation.Generation, "_run", sight.awaited)
-    for owner, name, said in (
-        (delivery, "write_outcomes", "write_outcomes (in the transaction)"),
-        (keeper, "deliver", "the commit of a batch into SQLite"),
-        (drain, "deliver", "the commit of a batch into PostgreSQL"),
-        (outbox.Outbox, "commit", "Outbox.commit"),
-        (outbox.Outbox, "delivered", "Outbox.delivered"),
-        (outbox_episodes.OpenEpisodes, "remember", "OpenEpisodes.remember"),
+    for owner, name, said, slow in (
+        (delivery, "write_outcomes", "write_outcomes (in the transaction)", 0.0),
+        (keeper, "deliver", "the commit of a batch into SQLite", order.slow),
+        (drain, "deliver", "the commit of a batch into PostgreSQL", order.slow),
+        (outbox.Outbox, "commit", "Outbox.commit", order.slow),
+        (outbox.Outbox, "delivered", "Outbox.delivered", 0.0),
+        (outbox_episodes.OpenEpisodes, "remember", "OpenEpisodes.remember", 0.0),
     ):
-        _replace(owner, name, partial(sight.around, said))
+        _replace(owner, name, partial(sight.around, said, slow))
     _replace(app, "create_app", partial(_counting, sight))
     if order.clock is not None:
         _let_jump(random.Random(order.clock))

@@ -229,3 +229,17 @@ def test_what_is_not_ours_is_an_error(tmp_path: Path) -> None:
     assert row.outcome
     with pytest.raises(ValueError, match="no stored message"):
         restore([replace(row, outcome=replace(row.outcome, reply=Blob(b"x" * 16, b'{"role": "assistant"}')))])
+
+
+def test_a_call_that_arrived_before_its_parent_by_a_clock_that_was_put_back() -> None:
+    talk = Talk(tiny())
+    asked, reply = talk.turn((SYSTEM, user("one")), f"First.{END}")
+    second, _ = talk.turn((SYSTEM, user("one"), reply, user("two")), f"Second.{END}")
+    restored = restore(talk.rows[::-1])
+    node = restored.nodes[second.id]
+    assert node.parent is restored.nodes[asked.id]
+    assert node.stream().tolist() == talk.node(second).stream().tolist()
+    assert node.key == talk.node(second).key
+    assert audit(talk.rows[::-1]).problems == ()
+    backwards, forwards = build_traces(talk.rows[::-1]).traces, build_traces(talk.rows).traces
+    assert [trace.token_ids.tolist() for trace in backwards] == [trace.token_ids.tolist() for trace in forwards]
