@@ -68,14 +68,14 @@ class GatewayStatus:
     """The database's URL without its password."""
     outbox_depth: int
     """How many records the store does not have yet."""
-    recording_error: str | None
-    """Why records wait or no new call can be taken; ``None``: nothing is wrong."""
     policy_error: str | None = None
     """Why the newest policy is not served; ``None``: it is."""
     engine_up: bool | None = None
     """Whether the engine answers the gateway now; ``None``: it has none, or an older gateway does not say."""
     started_at: float | None = None
     """Unix seconds; ``None``: an older gateway."""
+    recording_error: str | None = None
+    """Why records wait or no new call can be taken; ``None``: nothing is wrong."""
 
 
 class GatewayClient:

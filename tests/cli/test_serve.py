@@ -96,6 +96,8 @@ def test_arguments_for_everything() -> None:
         egress="allow a.b c.d",
         observe="https://gate.example",
         fsync=True,
+        outbox=Path("/o.db"),
+        outbox_megabytes=7,
         flows=Path("f.flows"),
         verbose=True,
         extra=("--set", "stream_large_bodies=1m"),
@@ -105,6 +107,7 @@ def test_arguments_for_everything() -> None:
     assert said["dragoman_store"] == "sqlite:////x.db"
     assert said["dragoman_model"] == "/m"
     assert said["dragoman_open"] == said["dragoman_fsync"] == "true"
+    assert (said["dragoman_outbox"], said["dragoman_outbox_megabytes"]) == ("/o.db", "7")
     assert said["dragoman_egress"] == "allow a.b c.d"
     assert said["dragoman_observe"] == "https://gate.example"
     assert arguments[arguments.index("-w") + 1] == "f.flows"
