@@ -22,7 +22,6 @@ from dragoman.store.groups import settle_groups
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".run" / "e2e-rollout"
-MARK = b"DRAGOMAN_RUN="
 IDLE_SECONDS = 10.0
 IDLE_SHARE = 0.10
 """Of one core, for engine and gateway together: both look at the clock and at the store now and then."""
@@ -48,11 +47,16 @@ def write_tasks(path: Path, count: int) -> None:
 
 
 def agents_left() -> list[str]:
-    """Processes that carry a run's mark, or whose parent's box is gone."""
+    """Processes of this run's boxes: all have a home or a workspace in the run's own scratch folder."""
+    mine = str(FOLDER / "scratch").encode()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
+        if path.name == str(os.getpid()):
+            continue
         try:
-            if MARK in (path / "environ").read_bytes() or b"box_inside" in (path / "cmdline").read_bytes():
+            about = (path / "environ").read_bytes() + (path / "cmdline").read_bytes()
+            about += os.fsencode(os.readlink(path / "cwd"))
+            if mine in about:
                 found.append(f"{path.name} {(path / 'cmdline').read_bytes().replace(bytes(1), b' ').decode():.120}")
         except OSError:
             continue
@@ -118,14 +122,15 @@ def main() -> int:
         old.unlink()
     os.environ |= {"DRAGOMAN_HOME": str(state), "HF_HUB_OFFLINE": "1"}
     write_tasks(FOLDER / "tasks.jsonl", options.tasks)
-    before = set(agents_left())
+    (FOLDER / "scratch").mkdir(exist_ok=True)
     with engine_address(None, options.model, None) as engine, gateway(engine, options.max_reply_tokens) as address:
         began = time.monotonic()
         command = ["rollout", str(FOLDER / "tasks.jsonl"), "--harness", options.harness, "--gateway", address]
         command += ["--samples", str(options.samples), "--concurrency", str(options.concurrency), "--again"]
-        code = dragoman(*command, "--time-limit", options.time_limit)
+        command += ["--time-limit", options.time_limit, "--scratch", str(FOLDER / "scratch")]
+        code = dragoman(*command)
         seconds = time.monotonic() - began
-        left = sorted(set(agents_left()) - before)
+        left = agents_left()
         time.sleep(LEAST_IDLE)
         used = cpu_seconds(os.getpid())
         time.sleep(IDLE_SECONDS)
@@ -139,6 +144,7 @@ def main() -> int:
     print(f"left        {len(left)} processes of agents")
     print(f"idle        engine and gateway use {used:.1%} of a core")
     wrong += [f"left: {one}" for one in left]
+    wrong += [f"left: {path}" for path in (FOLDER / "scratch").iterdir()]
     if used > IDLE_SHARE:
         wrong.append(f"engine and gateway use more than {IDLE_SHARE:.0%} of a core with nothing to do")
     for one in wrong:
