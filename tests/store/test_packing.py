@@ -29,6 +29,21 @@ def test_ids_come_back(array: np.ndarray) -> None:
     assert np.array_equal(back, array)
 
 
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_an_unpacked_array_is_its_callers_own(length: int) -> None:
+    packed = pack_ids([7] * length)
+    unpack_ids(packed)[:] = 8
+    assert unpack_ids(packed).tolist() == [7] * length
+
+
+def test_what_is_damaged_spoils_nothing_that_comes_after_it() -> None:
+    """Each thread keeps its unpacker."""
+    packed = pack_ids([1, 2, 3])
+    with pytest.raises(ValueError, match="damaged"):
+        unpack_ids(packed[:-2])
+    assert unpack_ids(packed).tolist() == [1, 2, 3]
+
+
 @given(logprobs)
 def test_logprobs_come_back_bit_for_bit(array: np.ndarray) -> None:
     back = unpack_logprobs(pack_logprobs(array))
