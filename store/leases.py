@@ -117,14 +117,17 @@ def give_back(session: Session, consumer: str, *, holder: str) -> int:
     return len(session.execute(given.execution_options(synchronize_session=False)).all())
 
 
-def count_groups(session: Session, consumer: str, now: float) -> GroupCounts:
-    """How the groups of the store stand with a consumer. Only reads."""
+def count_groups(session: Session, consumer: str, now: float, *, tasks: Sequence[str] | None = None) -> GroupCounts:
+    """How the groups of these tasks (``None``: of all) stand with a consumer. Only reads."""
     state = case(
         (Group.completed_at.is_(None), "open"),
         (or_(Lease.state.is_(None), _expired(now)), "ready"),
         else_=Lease.state,
     )
-    states = select(state.label("state")).select_from(Group).outerjoin(Lease, _lease_of_group(consumer)).subquery()
+    query = select(state.label("state")).select_from(Group).outerjoin(Lease, _lease_of_group(consumer))
+    if tasks is not None:
+        query = query.where(_of_tasks(tasks))
+    states = query.subquery()
     rows = session.execute(select(states.c.state, func.count()).group_by(states.c.state))
     counts: dict[str, int] = {row[0]: row[1] for row in rows}
     return GroupCounts(*(counts.get(name, 0) for name in ("open", "ready", "leased", "consumed", "set_aside")))
@@ -141,7 +144,7 @@ def _candidates(session: Session, consumer: str, limit: int, now: float, tasks: 
         .with_for_update(skip_locked=True, of=Group)
     )
     if tasks is not None:
-        query = query.where(Group.task_row.in_(select(Task.row).where(Task.name.in_(tasks))))
+        query = query.where(_of_tasks(tasks))
     return list(session.scalars(query))
 
 
@@ -203,6 +206,10 @@ def _finish(
     new = [group for group in dict.fromkeys(groups) if group not in there]
     session.add_all(Lease(group_row=group, consumer=consumer, holder=holder, **values) for group in new)
     session.flush()
+
+
+def _of_tasks(tasks: Sequence[str]) -> ColumnElement[bool]:
+    return Group.task_row.in_(select(Task.row).where(Task.name.in_(tasks)))
 
 
 def _of_holder(consumer: str, holder: str) -> ColumnElement[bool]:

@@ -97,7 +97,7 @@ class GroupSource:
             if len(self._ready) < self.groups_per_step:
                 return self._none_yet()
             with self.database.reading() as session:
-                counts = count_groups(session, self.consumer, time.time())
+                counts = count_groups(session, self.consumer, time.time(), tasks=self.tasks)
         except StoreUnavailable as error:
             self._say_once(f"waiting for the store: {error}")
             return "wait"
@@ -214,7 +214,7 @@ class GroupSource:
             self._say(f"no more groups for {self.stop_after_waiting:.0f} s: training ends (stop_after_waiting)")
             return "end"
         with self.database.reading() as session:
-            counts = count_groups(session, self.consumer, time.time())
+            counts = count_groups(session, self.consumer, time.time(), tasks=self.tasks)
         self._say_once(
             f"waiting for groups: {len(self._ready)} of {self.groups_per_step} in hand, {counts.open} not complete "
             f"yet, {counts.set_aside} set aside so far; {counts.consumed + len(self._pending)} trained"

@@ -188,3 +188,14 @@ def test_a_lease_that_was_committed_after_the_look_up_is_respected(database: Dat
         )
         assert leases._take(session, "run", [row], holder="h", now=1000.0, until=1060.0) == []
         assert leases._take(session, "run", [row], holder="h", now=1060.0, until=1090.0) == [row]
+
+
+def test_groups_are_counted_by_task_where_tasks_are_named(database: Database) -> None:
+    with database.session() as session:
+        add_group(session, "a", task="train")
+        add_group(session, "b", task="held out")
+        lease(session, tasks=["train"])
+    with database.reading() as session:
+        assert count_groups(session, "run", 1000.0, tasks=["train"]) == GroupCounts(0, 0, 1, 0, 0)
+        assert count_groups(session, "run", 1000.0, tasks=["held out"]) == GroupCounts(0, 1, 0, 0, 0)
+        assert count_groups(session, "run", 1000.0) == GroupCounts(0, 1, 1, 0, 0)
