@@ -22,6 +22,7 @@ from dragoman.cli import (
     export,
     harness,
     ledger,
+    loop,
     outbox,
     policy,
     prune,
