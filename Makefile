@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
 ARGS ?=
 
-.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex e2e-rollout probe-harnesses fuzz faults bench bench-drift bench-store clean
+.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex e2e-rollout probe-harnesses fuzz faults bench bench-drift bench-store bench-train clean
 
 help:
 	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
@@ -18,6 +18,7 @@ help:
 	@echo "make e2e-rollout 64 tasks x 4 samples with real pi on the real engine: ends, groups, ledger, what is left running"
 	@echo "make probe-harnesses   dragoman harness probe on each, held against what is known of it; ONLY='claude pi' RESUME=1"
 	@echo "make bench-store how small and how fast the store is"
+	@echo "make bench-train how fast training is, beside stock TRL, and merged traces beside single calls"
 	@echo "make bench-drift do later turns extend what was sampled, to the token? beside re-rendering"
 	@echo "make faults      kill the gateway (COUNT=200) and PostgreSQL (20), fill the disk, turn the clock: is anything lost?"
 	@echo "make fuzz        COUNT=100000 wrong requests through the whole gateway, in one process; SEED=1"
@@ -69,7 +70,10 @@ bench-store: setup
 	@.venv/bin/python -m bench.store $(STORE:%=--store %)
 	@.venv/bin/python -m bench.store_commands
 
-bench: bench-drift bench-store
+bench-train: setup
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 .venv-engine/bin/python -m bench.train $(ARGS)
+
+bench: bench-drift bench-store bench-train
 
 clean:
 	rm -rf .venv .venv-engine build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .run
