@@ -7,7 +7,8 @@ Two strengths, and the caller is told which one there is:
   leads to the gateway; no process outside can be seen; when the box ends, the kernel ends all in it.
 - *limits* (Linux without them): resource limits, and a supervisor that every orphan falls to and that ends them all.
 
-Elsewhere there is *none*, and only the process group is ended. Neither is a virtual machine. For code that attacks the kernel use a container runtime or a machine of its own.
+Elsewhere there is *none*, and only the process group is ended. Neither is a virtual machine: for code that attacks the
+kernel use a container runtime or a machine of its own.
 """
 
 import functools
@@ -27,7 +28,8 @@ __all__ = ["DEFAULT_RESOURCES", "Box", "Isolation", "Resources", "boxed", "find_
 
 Isolation = Literal["namespaces", "limits", "none"]
 INSIDE = Path(__file__).resolve().parent / "box_inside.py"
-TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+"""Empty inside, and writable. ``/run`` holds the sockets of servers, a container engine's for one."""
 CREDENTIALS = (".ssh", ".aws", ".azure", ".config", ".docker", ".gnupg", ".kube", ".netrc", ".git-credentials")
 """In the runner's own home: hidden with the rest."""
 

@@ -423,14 +423,18 @@ def wants_replies(task: Task) -> bool:
 
 
 def hidden_from_agents(task: Task, setting: Setting) -> tuple[Path, ...]:
-    """The task file's folder, with the tests and answers beside it, unless something that is needed lies in it."""
+    """The task file's folder, with the tests and answers beside it, unless something that is needed lies in it.
+
+    The other samples, too: the folder in which workspaces are made.
+    """
+    hidden = (*setting.hidden, *([setting.scratch] if setting.scratch else []))
     if task.source is None:
-        return setting.hidden
+        return hidden
     folder = task.source.parent
     needed = [Path(one) for one in os.environ.get("PATH", "").split(":") if one]
     needed += [*setting.installed.values(), Path(__file__), *([setting.scratch] if setting.scratch else [])]
     inside = any(path.resolve().is_relative_to(folder) for path in needed)
-    return (*setting.hidden, task.source if inside else folder)
+    return (*hidden, task.source if inside else folder)
 
 
 def _host_port(address: str) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 import http.server
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -128,6 +129,21 @@ def test_hidden_places_are_empty(closed: Box, tmp_path: Path) -> None:
     kept = replace(hidden, readable=(folder,))
     assert _run(kept, f"cat {folder}/key; touch {folder}/x").stdout == "k"
     assert not (folder / "x").exists()
+
+
+def test_sockets_of_servers_are_out_of_reach(closed: Box) -> None:
+    """They are files, and a network namespace does not stop them."""
+    path = Path(f"/run/dragoman-test-{os.getpid()}.sock")
+    try:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(path))
+    except OSError as error:
+        pytest.skip(str(error))
+    try:
+        assert _run(closed, f"test -e {path}").exit_code == 1
+    finally:
+        server.close()
+        path.unlink()
 
 
 def test_the_gateway_is_all_that_can_be_reached(closed: Box) -> None:

@@ -17,7 +17,9 @@ from dragoman.rollout.workspaces import Made, make_workspace
 
 SEED = (("sums.py", b"def add(a, b):\n    return a - b\n"), ("helper.py", b"SIGN = 1\n"))
 FIXED = "def add(a, b):\n    return a + b\n"
-HIDDEN = (("tests/test_sums.py", b"from sums import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"),)
+HIDDEN = (
+    ("tests/test_sums.py", b"import colorsys\nfrom sums import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"),
+)
 UNIT = b"""import unittest
 from sums import add
 
@@ -79,6 +81,9 @@ unittest.TestCase.assertEqual = lambda *a, **k: None
 
 def _conftest(work: Path) -> None:
     (work / "conftest.py").write_text(CONFTEST)
+
+
+def _conftest_beside_the_tests(work: Path) -> None:
     (work / "tests").mkdir()
     (work / "tests" / "conftest.py").write_text(CONFTEST)
 
@@ -88,6 +93,7 @@ def _fake_modules(work: Path) -> None:
         (work / name).write_text(FAKE_PYTEST)
     (work / "_pytest").mkdir()
     (work / "_pytest" / "__init__.py").write_text(FAKE_PYTEST)
+    (work / "colorsys.py").write_text("import sums\nsums.add = lambda a, b: a + b\n")  # the tests import it first
     (work / "json.py").write_text(SITE)
     (work / "evil.pth").write_text("import os; os._exit(0)\n")
 
@@ -100,9 +106,27 @@ def _fake_programs(work: Path) -> None:
 
 
 def _configuration(work: Path) -> None:
-    (work / "pytest.ini").write_text("[pytest]\naddopts = --collect-only -p evil\n")
-    (work / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = '--deselect tests'\n")
-    (work / "setup.cfg").write_text("[tool:pytest]\naddopts = --help\n")
+    (work / "sneaky.py").write_text(CONFTEST)
+    (work / "pytest.ini").write_text("[pytest]\naddopts = -p sneaky\n")
+
+
+def _configuration_in_the_project(work: Path) -> None:
+    (work / "sneaky.py").write_text(CONFTEST)
+    (work / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = '-p sneaky'\n")
+
+
+FORGED = """
+import json, os, pathlib, sys
+paths = ["tests/test_sums.py", "test_u.py"]
+result = {"word": "", "outcomes": {"a": "passed"}, "files": dict.fromkeys(paths, 1), "code": 0}
+for folder in (pathlib.Path.cwd().parent, pathlib.Path.home(), pathlib.Path.cwd()):
+    (folder / "result.json").write_text(json.dumps(result))
+os._exit(0)
+"""
+
+
+def _forged_result(work: Path) -> None:
+    (work / "sums.py").write_text(FORGED)
 
 
 def _exits(work: Path) -> None:
@@ -164,9 +188,12 @@ def _hooks(work: Path) -> None:
     "attack",
     [
         _conftest,
+        _conftest_beside_the_tests,
         _fake_modules,
         _fake_programs,
         _configuration,
+        _configuration_in_the_project,
+        _forged_result,
         _exits,
         _exits_by_error,
         _skips,

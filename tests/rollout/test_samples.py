@@ -254,6 +254,19 @@ def test_an_agent_sees_neither_the_state_folder_nor_the_task_file(
     assert (outcome.end, outcome.reward) == ("completed", 1.0), outcome
 
 
+def test_an_agent_does_not_see_other_samples(setting: Setting, health: Health) -> None:
+    if setting.isolation != "namespaces":
+        pytest.skip("needs namespaces")
+    scratch = Path(__file__).resolve().parents[2] / ".run" / "samples-test"  # in no temporary folder
+    (scratch / "another-sample").mkdir(parents=True, exist_ok=True)
+    script = f"import os; print(len(os.listdir({str(scratch)!r})))"
+    task = _task("good", checks=(RegexCheck(name="r", pattern="^1$", where="output"),))
+    command = (sys.executable, "-c", script)
+    outcome = run_one(Sample(task, "command", 0), replace(setting, scratch=scratch, command=command), health)
+    assert (outcome.end, outcome.reward) == ("completed", 1.0), outcome
+    assert [path.name for path in scratch.iterdir()] == ["another-sample"]
+
+
 def test_groups_are_named_by_run_harness_and_round(setting: Setting) -> None:
     sample = Sample(_task("good"), "pi", 0)
     assert group_name(setting, sample) == "test/pi"
