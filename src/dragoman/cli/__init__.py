@@ -19,6 +19,7 @@ from dragoman.cli import (
     env,
     episode,
     episodes,
+    eval,
     export,
     harness,
     ledger,
@@ -85,6 +86,7 @@ app.add_typer(policy.app, name="policy")
 app.command()(outbox.outbox)
 app.command()(prune.prune)
 app.command()(export.export)
+app.command("eval")(eval.evaluate)
 app.add_typer(train.app, name="train")
 
 
