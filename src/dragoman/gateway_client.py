@@ -45,6 +45,7 @@ class EpisodeState:
     """By status; only those that occur."""
     prompt_tokens: int
     completion_tokens: int
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class GatewayClient:
             calls=reply["calls"],
             prompt_tokens=reply["prompt_tokens"],
             completion_tokens=reply["completion_tokens"],
+            reward=reply.get("reward"),
         )
 
     def status(self) -> GatewayStatus:

@@ -124,3 +124,33 @@ def test_a_bad_task_file_is_told_before_a_gateway_is_asked(
     result = run("rollout", str(tmp_path / "tasks.yaml"), "--gateway", nobody, "--harness", "pi")
     assert result.code == 1
     assert "tasks.yaml:1: task 'a': 'prompt' is missing" in result.err
+
+
+def test_an_episode_whose_end_was_not_noted_is_settled(
+    run: Callable[..., Any], serve_stub: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The runner was killed: one episode had ended, one had not."""
+    from dragoman.cli.episode import connect
+    from dragoman.cli.rollout_run import close_left
+    from dragoman.rollout.journal import Journal
+    from dragoman.rollout.samples import Sample
+    from dragoman.rollout.tasks import Task
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        if path.endswith("e-ended/end"):
+            return 409, {"error": {"code": "conflict", "message": "it has already ended"}}
+        if path.endswith("e-gone/end"):
+            return 404, {"error": {"code": "not_found", "message": "there is none"}}
+        if method == "GET":
+            counts = {"calls": {"answered": 3}, "prompt_tokens": 7, "completion_tokens": 5}
+            return 200, {"end": "completed", "end_reason": None, "reward": 0.5, **counts}
+        return 200, {}
+
+    samples = [Sample(Task("t", "x"), "pi", number) for number in range(3)]
+    with Journal(tmp_path / "run") as journal, connect(serve_stub(answer).address) as client:
+        for sample, episode in zip(samples, ("e-ended", "e-open", "e-gone"), strict=True):
+            journal.opened(sample, episode)
+        close_left(journal, client)
+        assert set(journal.done) == {samples[0].key}
+        found = journal.done[samples[0].key]
+        assert (found.end, found.reward, found.calls, found.completion_tokens) == ("completed", 0.5, 3, 5)

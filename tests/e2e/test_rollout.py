@@ -60,11 +60,15 @@ class World:
         child.process.wait()
 
     def rollout(self, behaviour: str, *options: str, tasks: int = 2) -> Child:
-        """Start it; its output is in ``rollout.log``."""
+        """Start it with tasks of one behaviour; its output is in ``rollout.log``."""
+        return self.rollout_of({f"t{number}": behaviour for number in range(tasks)}, *options)
+
+    def rollout_of(self, behaviours: dict[str, str], *options: str) -> Child:
+        """The same with a behaviour for each task."""
         task_file = self.folder / "tasks.jsonl"
         check = {"kind": "equal", "path": "hello.txt", "to": "hello"}
-        lines = [json.dumps({"id": f"t{number}", "prompt": behaviour, "checks": [check]}) for number in range(tasks)]
-        task_file.write_text("\n".join(lines))
+        tasks = [{"id": name, "prompt": prompt, "checks": [check]} for name, prompt in behaviours.items()]
+        task_file.write_text("\n".join(json.dumps(task) for task in tasks))
         command = [sys.executable, "-m", "dragoman", "rollout", str(task_file), "--harness", "command"]
         command += ["--mode", "base-url", "--gateway", self.gateway, "--run", "chaos", *options]
         child = start([*command, "--", sys.executable, str(TOY)], self.env, self.folder / "rollout.log")
@@ -206,3 +210,43 @@ def test_a_run_that_is_told_to_end_abandons_what_runs_and_goes_on_later(world: W
     again = world.rollout("hang", "--samples", "2", "--concurrency", "2", "--time-limit", "5", tasks=1)
     assert again.process.wait(60) == 0, log(again)
     assert [end for _, end, _, _ in world.episodes()][2:] == ["timed_out"] * 2
+
+
+EVERYTHING = {
+    "good": ("completed", None, 1.0),
+    "nothing": ("completed", None, 0.0),
+    "crash": ("failed", "command exited with 7", 0.0),
+    "hang": ("timed_out", "command was stopped after 15 s", 0.0),
+    "daemons": ("completed", None, 1.0),
+    "fill": ("failed", "command was stopped: it wrote more than 214,748,364 bytes", 0.0),
+    "loud": ("failed", "command was stopped: it printed more than 268,435,456 bytes", 0.0),
+    "many": ("completed", None, 1.0),
+    "stubborn": ("completed", None, 1.0),
+}
+
+
+def test_one_run_with_everything(world: World) -> None:
+    """Every kind of harness in one run; meanwhile engine, gateway and runner are killed once each: ``make chaos``."""
+    behaviours = {name: name for name in EVERYTHING}
+    options = ("--samples", "2", "--concurrency", "4", "--time-limit", "15", "--disk", "0.2")
+    child = world.rollout_of(behaviours, *options)
+    wait_until(lambda: world.calls() >= 3, "calls are made")
+    world.kill("engine")
+    wait_until(lambda: "paused: the engine at" in log(child), "it waits")
+    world.start_engine()
+    done = len(world.journal())
+    wait_until(lambda: len(world.journal()) > done + 4, "it goes on")
+    world.kill("rollout")
+    wait_until(lambda: not toys(), "nothing is left", seconds=20)
+    child = world.rollout_of(behaviours, *options)
+    done = len(world.journal())
+    wait_until(lambda: len(world.journal()) > done + 3, "it goes on")
+    world.kill("gateway")
+    wait_until(lambda: "paused: no gateway answers" in log(child), "it waits")
+    world.start_gateway()
+
+    assert child.process.wait(400) == 0, log(child)
+    assert not toys()
+    ended = [one for one in world.episodes() if one[1] != "abandoned"]
+    assert sorted(ended) == sorted([(name, *found) for name, found in EVERYTHING.items()] * 2), log(child)
+    print(log(child))

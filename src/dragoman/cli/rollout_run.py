@@ -49,18 +49,30 @@ def run_rollout(options: RolloutOptions) -> int:
 
 
 def close_left(journal: "Journal", client: "GatewayClient") -> None:
-    """Abandon what an earlier process of this run opened and never ended. Raises ``GatewayError``."""
-    from dragoman.gateway_client import GatewayError
+    """Settle what an earlier process of this run opened and did not note the end of. Raises ``GatewayError``.
 
-    left = list(journal.open)
-    for episode_id in left:
+    What has not ended is abandoned, and run again. What has (its runner was killed before it could note it) is done.
+    """
+    from dragoman.gateway_client import GatewayError
+    from dragoman.rollout.samples import Outcome
+
+    abandoned = 0
+    for episode_id, key in list(journal.open.items()):
         try:
             client.end_episode(episode_id, "abandoned", "its runner was ended; the sample is run again")
+            abandoned += 1
         except GatewayError as error:
-            if error.code not in ("conflict", "not_found"):
+            if error.code == "not_found":
+                continue
+            if error.code != "conflict":
                 raise
-    if left:
-        say(f"{len(left)} episodes of an earlier start were not ended; they are abandoned and run again")
+            state = client.episode(episode_id)
+            if state.end is not None:
+                calls = sum(state.calls.values())
+                tokens = (state.prompt_tokens, state.completion_tokens)
+                journal.ended(Outcome(*key, episode_id, state.end, state.end_reason, state.reward, {}, calls, *tokens))
+    if abandoned:
+        say(f"{abandoned} episodes of an earlier start were not ended; they are abandoned and run again")
 
 
 def _run(
