@@ -249,15 +249,22 @@ def test_the_wheel_in_an_empty_environment_runs_the_command(wheel: Path, tmp_pat
 WITHOUT_THE_GATEWAY = """
 import importlib, pkgutil, sys
 BANNED = ("mitmproxy", "starlette", "uvicorn", "renderers", "wsproto", "prometheus_client")
+def asked_by_trl(frame):
+    # It imports vLLM where there is one, which has a server of its own.
+    while frame is not None:
+        if "/site-packages/trl/" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 class Ban:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in BANNED:
+        if name.split(".")[0] in BANNED and not asked_by_trl(sys._getframe()):
             raise ImportError(f"{name} must not be needed here")
 sys.meta_path.insert(0, Ban())
 """
 
 IMPORT_ALL = """
-for package in ("dragoman.store", "dragoman.trainer", "dragoman.cli"):
+for package in ("dragoman.store", "dragoman.cli", "dragoman.trainer"):  # TRL last: what it has loaded is not asked for
     module = importlib.import_module(package)
     for found in pkgutil.walk_packages(module.__path__, package + "."):
         # Alembic runs this one, and only inside a migration.
