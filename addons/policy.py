@@ -17,11 +17,13 @@ from dragoman.addons.engine import Engine
 from dragoman.addons.errors import DragomanError, EngineFailed
 from dragoman.store import policies
 from dragoman.store.database import Database
-from dragoman.store.errors import StoreError
+from dragoman.store.errors import StoreError, StoreUnavailable
 from dragoman.store.policies import BASE, PolicyInfo
 
 POLL = 0.5
 """Seconds between looks for a newer policy."""
+PATIENCE = 5.0
+"""Seconds that the store may take to say which policy is the newest; then it counts as away."""
 CHECK = 5.0
 """Seconds between looks whether the engine still has what it was given."""
 
@@ -100,7 +102,7 @@ class PolicyFollower:
 
     async def _step(self) -> bool:
         """Whether the engine has what it should have; False: look again."""
-        wanted = await asyncio.to_thread(self._newest)
+        wanted = await self._ask_store()
         if wanted is None or (self._known and self.serving == wanted):
             self.serving, self._known = wanted, True
             return True
@@ -110,6 +112,14 @@ class PolicyFollower:
             await asyncio.sleep(POLL / 5)
             return False
         return await self._take(wanted)
+
+    async def _ask_store(self) -> PolicyInfo | None:
+        """Raises ``StoreError``, also when the store says nothing: calls wait for this."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await asyncio.to_thread(self._newest)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"the store {self.database.url} does not answer") from error
 
     async def _check(self) -> None:
         """Look whether the engine still has what it was given; it may have been restarted between two calls."""

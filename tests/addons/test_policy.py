@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -249,3 +250,23 @@ async def test_without_a_store_what_is_served_goes_on_and_a_restarted_engine_get
         assert await policy.model() == "policy-v1"
     assert "the store cannot be asked" in caplog.text
     assert scripted.told() == ["/v1/load_lora_adapter"] * 2
+
+
+async def test_a_store_that_hangs_counts_as_away(
+    database: Database, scripted: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dragoman.addons.policy.PATIENCE", 0.01)
+    answering = threading.Event()
+
+    class Hanging(PolicyFollower):
+        def _newest(self) -> PolicyInfo | None:
+            answering.wait(30)
+            return None
+
+    engine = Engine(scripted.address)
+    try:
+        assert await Hanging(database, engine).model() is None
+    finally:
+        answering.set()
+        await engine.close()
+    assert "does not answer" in caplog.text
