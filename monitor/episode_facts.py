@@ -107,7 +107,7 @@ def add_up(calls: Sequence[CallFacts], sampled: dict[str, Sampled]) -> dict[str,
     gone_on = {call.parent_id for call in calls if call.parent_id is not None}
     gone_on |= {by_id[parent].retry_of or parent for parent in gone_on if parent in by_id}
     # Of the last one nobody knows: the run may have been stopped while its tool was at work.
-    ignored = sum(bool(sampled[call.id].tools.calls) and call.id not in gone_on for call in turns[:-1])
+    ignored = sum(_is_good_call(sampled[call.id].tools) and call.id not in gone_on for call in turns[:-1])
     with_history = [call for call in turns if call.parent_id is not None or call.fork_reason is not None]
     return {
         "version": _version({version for call in turns for version in sampled[call.id].versions}),
@@ -124,6 +124,10 @@ def add_up(calls: Sequence[CallFacts], sampled: dict[str, Sampled]) -> dict[str,
 
 def _is_turn(call: CallFacts) -> bool:
     return call.kind in TRAINED_KINDS and call.status in ("answered", "observed") and call.retry_of is None
+
+
+def _is_good_call(found: ToolErrors) -> bool:
+    return found.calls > 0 and found.errors == 0
 
 
 def _version(versions: set[str]) -> str | None:

@@ -114,7 +114,10 @@ def mcnemar(wins: int, losses: int) -> float:
     if wins < 0 or losses < 0:
         raise ValueError(f"{wins} wins and {losses} losses make no sense")
     both = wins + losses
-    tail = sum(math.comb(both, count) for count in range(min(wins, losses) + 1))
+    tail = ways = 1  # the ways in which none of them, then one, two, … is the rarer kind
+    for count in range(min(wins, losses)):
+        ways = ways * (both - count) // (count + 1)
+        tail += ways
     return min(1.0, 2 * tail / (1 << both))
 
 

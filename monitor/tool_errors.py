@@ -30,7 +30,7 @@ class ToolErrors:
     """Replies without a tool call whose text holds what looks like one, though tools were offered: the model wrote it
     wrongly, or the gateway reads calls in another form than this model writes."""
     ignored: int = 0
-    """Replies with tool calls that no later call of the episode goes on from, though later calls came."""
+    """Replies with good tool calls that no later call of the episode goes on from, though later calls came."""
 
     @property
     def errors(self) -> int:
