@@ -6,9 +6,9 @@
   equal batch, same model, loss and optimizer, one process, in turns; the median of the ratios. Once with rows of one
   length, which is TRL's best case, and once with lengths as agents' sessions have them. On a CPU the seconds are those
   of one processor that worked for this process, so that what else the machine does plays no part.
-- What merged traces save against a row for each call, on the episodes that real harnesses left behind when they ran
-  their longer sessions (``make e2e-harnesses TURNS=1``): tokens through the model, optimizer steps, seconds, and that
-  the gradient is the same.
+- What merged traces save against a row for each call, on the sessions of a real harness that ``make e2e-codex`` leaves
+  behind (turns with tools, a sub-agent, a compaction): tokens through the model, optimizer steps, and with
+  ``--timed N`` seconds. (That both train the same tokens is checked here, and in ``tests/trainer``.)
 
 Ends with one JSON line a figure.
 """
@@ -19,7 +19,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,14 @@ from dragoman.store.calls import read_calls
 from dragoman.store.database import Database
 from dragoman.store.episodes import get_episode, list_episodes
 from dragoman.store.leases import LeasedEpisode, LeasedGroup
+from dragoman.store.traces import build_traces
 from dragoman.trainer.batch import Taken, padded_tokens, plan_step
 from dragoman.trainer.config import GRPOArguments
 from dragoman.trainer.grpo import StoredEpisodeGRPOTrainer
 from dragoman.trainer.samples import PreparedGroup, Rules, Sample, group_advantages, prepare_group
 
 ROOT = Path(__file__).resolve().parents[1]
-EPISODES = ROOT / ".run" / "e2e-harnesses"
+EPISODES = ROOT / ".run" / "e2e-codex"
 GROUP, GROUPS, ROWS = 4, 2, 4
 """Episodes of a group, groups of a step, rows of a micro-batch."""
 
@@ -246,14 +247,15 @@ def beside_stock(model: str, vocabulary: int, repeats: int, steps: int, folder: 
 
 
 def real_episodes(folder: Path) -> list[LeasedEpisode]:
-    """The episodes of all stores below ``folder`` whose runs had several turns."""
+    """All episodes of the stores below ``folder`` that give something to train on."""
     found = []
-    for path in sorted(folder.glob("*turns*/state/dragoman.db")):
+    for path in sorted(folder.rglob("dragoman.db")):
         database = Database.open(f"sqlite:///{path}")
         with database.reading() as session:
             for summary in list_episodes(session, limit=100):
                 calls = tuple(read_calls(session, summary.episode.id))
-                found.append(LeasedEpisode(get_episode(session, summary.episode.id), calls))
+                if build_traces(calls).traces:
+                    found.append(LeasedEpisode(get_episode(session, summary.episode.id), calls))
         database.close()
     return found
 
@@ -269,17 +271,17 @@ def prepared(episodes: Sequence[LeasedEpisode], *, each_call: bool) -> PreparedG
         span.version: 0 for one in episodes for call in one.calls if call.outcome for span in call.outcome.policy_spans
     }
     group = prepare_group(LeasedGroup(1, "bench", None, 0.0, tuple(rewarded)), rules, versions, 0)
-    assert isinstance(group, PreparedGroup), group
+    if not isinstance(group, PreparedGroup):
+        raise SystemExit(f"these episodes cannot be trained together: {group.detail}")
     return group
 
 
-def merged_beside_calls(model: str, folder: Path, work: Path, rows_per_step: int, timed: int) -> list[dict[str, Any]]:
+def merged_beside_calls(
+    model: str, folder: Path, work: Path, rows_per_step: int, timed: int
+) -> Iterator[dict[str, Any]]:
     episodes = real_episodes(folder)
     if not episodes:
-        raise SystemExit(
-            f"no episodes below {folder}: run `make e2e-harnesses TURNS=1` first, or name others by --episodes"
-        )
-    figures = []
+        raise SystemExit(f"no episodes below {folder}: run `make e2e-codex` first, or name others by --episodes")
     counts: dict[str, Any] = {}
     for name, each_call in (("merged", False), ("per_call", True)):
         group = prepared(episodes, each_call=each_call)
@@ -287,16 +289,16 @@ def merged_beside_calls(model: str, folder: Path, work: Path, rows_per_step: int
         counts[name] = (len(group.samples), seen, -(-len(group.samples) // rows_per_step), group.tokens.trained)
     assert counts["merged"][3] == counts["per_call"][3]
     for at, what in ((0, "rows"), (1, "tokens through the model"), (2, f"optimizer steps of {rows_per_step} rows")):
-        figures.append(
-            {
-                "figure": f"real harness sessions, {what}",
-                "episodes": len(episodes),
-                "trained_tokens": counts["merged"][3],
-                "merged": counts["merged"][at],
-                "per_call": counts["per_call"][at],
-                "ratio": round(counts["per_call"][at] / counts["merged"][at], 2),
-            }
-        )
+        yield {
+            "figure": f"real harness sessions, {what}",
+            "episodes": len(episodes),
+            "trained_tokens": counts["merged"][3],
+            "merged": counts["merged"][at],
+            "per_call": counts["per_call"][at],
+            "ratio": round(counts["per_call"][at] / counts["merged"][at], 2),
+        }
+    if timed < 2:
+        return
     some = shortest(episodes, timed)
     seconds = {}
     for name, each_call in (("merged", False), ("per_call", True)):
@@ -305,16 +307,13 @@ def merged_beside_calls(model: str, folder: Path, work: Path, rows_per_step: int
         took = our_seconds(model, group.samples, 3, work, max_tokens=16384)
         seconds[name] = statistics.median(took)
         counts[name] = padded_tokens(step)
-    figures.append(
-        {
-            "figure": "real harness sessions, seconds of a step",
-            "episodes": len(some),
-            "merged": round(seconds["merged"], 2),
-            "per_call": round(seconds["per_call"], 2),
-            "ratio": round(seconds["per_call"] / seconds["merged"], 2),
-        }
-    )
-    return figures
+    yield {
+        "figure": "real harness sessions, seconds of a step",
+        "episodes": len(some),
+        "merged": round(seconds["merged"], 2),
+        "per_call": round(seconds["per_call"], 2),
+        "ratio": round(seconds["per_call"] / seconds["merged"], 2),
+    }
 
 
 def shortest(episodes: Sequence[LeasedEpisode], count: int) -> list[LeasedEpisode]:
@@ -329,11 +328,14 @@ def shortest(episodes: Sequence[LeasedEpisode], count: int) -> list[LeasedEpisod
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.train", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", help="a folder (default: the tiny model)")
+    parser.add_argument("--only", choices=("stock", "merged"), help="one of the two questions (default: both)")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of runs beside stock TRL")
     parser.add_argument("--steps", type=int, default=4, help="steps of a run; the first is not counted")
     parser.add_argument("--episodes", type=Path, default=EPISODES, help="where the stores of real sessions are")
-    parser.add_argument("--rows", type=int, default=64, help="rows of an optimizer step, for counting steps")
-    parser.add_argument("--timed", type=int, default=8, help="episodes whose training is timed")
+    parser.add_argument("--rows", type=int, default=16, help="rows of an optimizer step, for counting steps")
+    parser.add_argument(
+        "--timed", type=int, default=0, help="time the training of so many episodes, the shortest ones (at least 2)"
+    )
     options = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     model = options.model or str(cache_folder() / "models" / "tiny")
@@ -341,10 +343,12 @@ def main() -> None:
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        for figure in beside_stock(model, vocabulary, options.repeats, options.steps, Path(folder)):
-            print(json.dumps(figure), flush=True)
-        for figure in merged_beside_calls(model, options.episodes, Path(folder), options.rows, options.timed):
-            print(json.dumps(figure), flush=True)
+        if options.only != "merged":
+            for figure in beside_stock(model, vocabulary, options.repeats, options.steps, Path(folder)):
+                print(json.dumps(figure), flush=True)
+        if options.only != "stock":
+            for figure in merged_beside_calls(model, options.episodes, Path(folder), options.rows, options.timed):
+                print(json.dumps(figure), flush=True)
 
 
 if __name__ == "__main__":
