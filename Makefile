@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
 ARGS ?=
 
-.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex e2e-rollout chaos probe-harnesses fuzz faults bench bench-drift bench-store bench-train clean
+.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex e2e-rollout e2e-cluster chaos probe-harnesses fuzz faults bench bench-drift bench-store bench-train clean
 
 help:
 	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
@@ -16,6 +16,7 @@ help:
 	@echo "                     ONLY=codex: rows whose name begins so; RESUME=1: rows without a good outcome yet"
 	@echo "make e2e-codex   real Codex over WebSockets and HTTP: tools, sub-agent, compaction, resume, a killed gateway"
 	@echo "make e2e-rollout 64 tasks x 4 samples with real pi on the real engine: ends, groups, ledger, what is left running"
+	@echo "make e2e-cluster 200 samples over two Ray nodes, one of which is killed half-way: each once, none lost"
 	@echo "make chaos       one rollout of harnesses that hang, fork, fill the disk, print for ever; all else is killed once"
 	@echo "make probe-harnesses   dragoman harness probe on each, held against what is known of it; ONLY='claude pi' RESUME=1"
 	@echo "make bench-store how small and how fast the store is"
@@ -53,6 +54,9 @@ chaos: setup
 
 e2e-rollout: setup
 	@.venv/bin/python -m scripts.e2e_rollout $(ARGS)
+
+e2e-cluster: setup
+	@.venv/bin/python -m scripts.e2e_cluster $(ARGS)
 
 probe-harnesses: setup
 	@.venv/bin/python -m scripts.probe_harnesses $(if $(RESUME),--resume) $(ONLY)

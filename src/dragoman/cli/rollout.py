@@ -67,6 +67,11 @@ def rollout(
         str | None,
         typer.Option(metavar="URL", help="The store, for checks that read replies (default: as the gateway)."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run samples on a Ray cluster; `local` starts one on this machine."),
+    ] = None,
+    ray_cpus: Annotated[float, typer.Option(min=0, help="Of Ray's CPUs, for each sample.")] = 1,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
     """Run every task SAMPLES times with each harness: an episode, a fresh workspace, the harness, the checks, a reward.
@@ -78,6 +83,7 @@ def rollout(
         dragoman rollout tasks.yaml --harness pi --samples 8 --concurrency 8
         dragoman rollout tasks.yaml --harness claude,codex --split train --time-limit 600
         dragoman rollout tasks.yaml --harness command --mode base-url -- python my_agent.py '{prompt}'
+        dragoman rollout tasks.yaml --harness pi --concurrency 64 --ray 10.0.0.5:6379
     """
     from dragoman.cli.rollout_run import run_rollout
     from dragoman.cli.run import read_variables
@@ -109,6 +115,8 @@ def rollout(
         store=store,
         command=tuple(context.args),
         gateway=gateway,
+        ray=ray,
+        ray_cpus=ray_cpus,
     )
     if len(set(options.harnesses)) < len(options.harnesses) or not options.harnesses:
         raise Failure("--harness needs names, each once")

@@ -44,6 +44,9 @@ class RolloutOptions:
     store: str | None
     command: tuple[str, ...]
     gateway: str
+    ray: str | None = None
+    """Address of a Ray cluster. None: samples run on this machine."""
+    ray_cpus: float = 1.0
 
 
 def runs_folder() -> Path:

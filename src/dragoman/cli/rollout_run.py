@@ -12,8 +12,10 @@ from dragoman.cli.rollout_plan import RolloutOptions, check_tasks, make_setting,
 
 if TYPE_CHECKING:
     from dragoman.gateway_client import GatewayClient
+    from dragoman.rollout.health import Health
     from dragoman.rollout.journal import Journal
     from dragoman.rollout.progress import Progress
+    from dragoman.rollout.runner import RunOne
     from dragoman.rollout.samples import Outcome, Sample, Setting
 
 SAY_EVERY = 10.0
@@ -40,7 +42,7 @@ def run_rollout(options: RolloutOptions) -> int:
             with Journal(runs_folder() / name) as journal, terminable():
                 say(f"run {name}: {len(tasks)} tasks, {len(samples)} samples; isolation: {setting.isolation}")
                 close_left(journal, client)
-                return _run(samples, setting, options.concurrency, journal, client)
+                return _run(samples, setting, options, journal)
         except (KeyboardInterrupt, SystemExit):
             say(f"interrupted: all harnesses are ended, their episodes abandoned; the same command goes on with {name}")
             return INTERRUPTED
@@ -75,9 +77,7 @@ def close_left(journal: "Journal", client: "GatewayClient") -> None:
         say(f"{abandoned} episodes of an earlier start were not ended; they are abandoned and run again")
 
 
-def _run(
-    samples: "list[Sample]", setting: "Setting", concurrency: int, journal: "Journal", client: "GatewayClient"
-) -> int:
+def _run(samples: "list[Sample]", setting: "Setting", options: RolloutOptions, journal: "Journal") -> int:
     from dragoman.cli.episode import connect
     from dragoman.rollout.health import Health
     from dragoman.rollout.progress import Progress
@@ -98,16 +98,21 @@ def _run(
         for line in remarks(outcome):
             say(line)
 
-    with connect(setting.gateway) as asking, live(state) as tick:
+    with (
+        connect(setting.gateway) as asking,
+        workers(options, Health(asking, say)) as (health, work),
+        live(state) as tick,
+    ):
         run_tasks(
             [sample for sample in samples if sample.key not in journal.done],
             setting,
-            Health(asking, say),
-            concurrency=concurrency,
+            health,
+            concurrency=options.concurrency,
             stop=threading.Event(),
             on_outcome=on_outcome,
             on_opened=journal.opened,
             on_tick=tick,
+            work=work,
         )
     say(state.line(time.monotonic()))
     summarise(state, outcomes, setting.run)
@@ -115,6 +120,22 @@ def _run(
     if left:
         say(f"{len(left)} samples have no outcome that counts; the same command runs them again")
     return 1 if left else 0
+
+
+@contextlib.contextmanager
+def workers(options: RolloutOptions, health: "Health") -> "Iterator[tuple[Health, RunOne | None]]":
+    """Where samples are run: on a cluster where one is named, else here (None). Raises ``Failure``."""
+    if options.ray is None:
+        yield health, None
+        return
+    from dragoman.rollout.cluster import ClusterError, connected, on_cluster
+
+    try:
+        with connected(options.ray) as cluster:
+            say(f"Ray: {cluster.nodes} nodes with {cluster.cpus:g} CPUs, {options.ray_cpus:g} for each sample")
+            yield health, on_cluster(cluster, health, cpus=options.ray_cpus)
+    except ClusterError as error:
+        raise Failure(f"--ray: {error}") from error
 
 
 def remarks(outcome: "Outcome") -> list[str]:
