@@ -20,6 +20,8 @@ from dragoman.store.groups import settle_groups
 from tests.models import tiny_model_folder
 
 TOY = Path(__file__).resolve().parents[1] / "toys" / "chaos_harness.py"
+SECONDS = str(10_000_000 + os.getpid())
+"""In the command of every process of these tests, and of no other."""
 
 
 @dataclass
@@ -71,7 +73,7 @@ class World:
         task_file.write_text("\n".join(json.dumps(task) for task in tasks))
         command = [sys.executable, "-m", "dragoman", "rollout", str(task_file), "--harness", "command"]
         command += ["--mode", "base-url", "--gateway", self.gateway, "--run", "chaos", *options]
-        child = start([*command, "--", sys.executable, str(TOY)], self.env, self.folder / "rollout.log")
+        child = start([*command, "--", sys.executable, str(TOY), SECONDS], self.env, self.folder / "rollout.log")
         self.children["rollout"] = child
         return child
 
@@ -121,7 +123,7 @@ def wait_until(what: Callable[[], bool], text: str, seconds: float = 90.0) -> No
 
 def toys() -> list[str]:
     done = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines() if TOY.name in line and "rollout " not in line]
+    return [line for line in done.stdout.splitlines() if SECONDS in line and "rollout " not in line]
 
 
 def log(child: Child) -> str:

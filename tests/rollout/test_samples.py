@@ -23,7 +23,8 @@ from tests.gateway import RunningGateway, running_gateway
 from tests.scripted import scripted_engine
 
 TOY = Path(__file__).resolve().parents[1] / "toys" / "chaos_harness.py"
-SLEEPER = b"time.sleep(7531)"
+SECONDS = str(10_000_000 + os.getpid())
+"""In the command of every process of these tests, and of no other."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def setting(gateway: RunningGateway, isolation: Isolation) -> Setting:
         operator_key=operator_key(gateway.home),
         samples=1,
         mode="base-url",
-        command=(sys.executable, str(TOY)),
+        command=(sys.executable, str(TOY), SECONDS),
         time_limit=60,
         check_time_limit=60,
         isolation=isolation,
@@ -94,7 +95,7 @@ def _left() -> list[str]:
             command = path.read_bytes()
         except OSError:
             continue
-        if SLEEPER in command or str(TOY).encode() in command:
+        if SECONDS.encode() in command:
             found.append(f"{path.parent.name} {command!r:.200}")
     return found
 
@@ -241,7 +242,7 @@ def test_an_agent_sees_neither_the_state_folder_nor_the_task_file(
         "import os, socket, sys\n"
         f"print(os.path.exists({str(source)!r}), os.path.exists({str(gateway.home / 'operator.key')!r}))\n"
         "try:\n    socket.create_connection(('192.0.2.1', 80), 1)\nexcept OSError as error: print(error.strerror)\n"
-        "sys.path.insert(0, sys.argv[1])\nimport chaos_harness\nchaos_harness.good()\n"
+        "sys.path.insert(0, sys.argv.pop())\nimport chaos_harness\nchaos_harness.good()\n"
     )
     task = _task(
         "good",

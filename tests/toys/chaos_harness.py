@@ -1,6 +1,7 @@
 """A harness that behaves as it is told to: well, badly, or not at all. Standard library only.
 
-The behaviour is the first word of its prompt, which it reads from its standard input.
+The behaviour is the first word of its prompt, which it reads from its standard input. Its argument, if any, is how many
+seconds it hangs: a number by which a test knows its own processes.
 """
 
 import json
@@ -11,7 +12,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(7531)"]
+SECONDS = int(sys.argv[1]) if sys.argv[1:] else 7531
+SLEEPER = [sys.executable, "-c", f"import time; time.sleep({SECONDS})"]
 
 
 def ask(tries: int = 1) -> str:
@@ -63,20 +65,21 @@ def crash() -> None:
 
 def hang() -> None:
     ask()
-    time.sleep(7531)
+    time.sleep(SECONDS)
 
 
 def daemons() -> None:
     """Leaves one process that has forgotten everything about where it came from, and one that ignores signals."""
     subprocess.Popen(SLEEPER, env={}, start_new_session=True, stdout=subprocess.DEVNULL)
-    stubborn_one = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(7531)"
+    stubborn_one = f"import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep({SECONDS})"
     subprocess.Popen([sys.executable, "-c", stubborn_one], start_new_session=True)
     if os.fork() == 0:
         os.setsid()
         if os.fork():
             os._exit(0)
         while True:  # edits the work for ever
-            Path("hello.txt").write_text("hello\n")
+            Path("hello.new").write_text("hello\n")
+            os.replace("hello.new", "hello.txt")  # whenever it is ended, the file is whole
             time.sleep(0.01)
     good()
 
@@ -110,7 +113,7 @@ def fork() -> None:
         try:
             os.fork()
         except OSError:
-            time.sleep(7531)
+            time.sleep(SECONDS)
 
 
 if __name__ == "__main__":
