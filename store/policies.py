@@ -182,6 +182,11 @@ def finish_load(
     _update_load(session, number, engine, status=status, reason=None if reason is None else clean_text(reason), at=now)
 
 
+def newest_served(session: Session) -> int:
+    """The number of the newest policy that some engine serves or has served; 0: none has."""
+    return session.scalar(select(func.max(PolicyLoad.policy)).where(PolicyLoad.status == "serving")) or 0
+
+
 def version_numbers(session: Session) -> dict[str, int]:
     """The number of every version that there is, ``base`` (0) included."""
     numbers = session.scalars(select(Policy.number).order_by(Policy.number))

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from dragoman.store.database import Database
 from dragoman.store.errors import LeaseLost, StoreUnavailable
 from dragoman.store.leases import consume, count_groups, give_back, lease_groups, renew, set_aside
-from dragoman.store.policies import version_numbers
+from dragoman.store.policies import newest_served, version_numbers
 from dragoman.trainer.batch import Step, Taken, padded_tokens
 from dragoman.trainer.checkpoints import TrainedGroup, write_marker
 from dragoman.trainer.samples import DroppedGroup, DropReason, PreparedGroup, Rules, Sample, prepare_group
@@ -167,7 +167,7 @@ class GroupSource:
         while (missing := self.groups_per_step - len(self._ready)) > 0:
             now = time.time()
             with self.database.session() as session:
-                versions = version_numbers(session)
+                versions, newest = version_numbers(session), newest_served(session)
                 leased = lease_groups(
                     session,
                     self.consumer,
@@ -179,7 +179,6 @@ class GroupSource:
                 )
             if not leased:
                 return
-            newest = max(versions.values())
             for group in leased:
                 prepared = prepare_group(group, self.rules, versions, newest)
                 if isinstance(prepared, DroppedGroup):

@@ -46,14 +46,15 @@ def publish(
     timeout: float,
     state_dict: Mapping[str, Any] | None = None,
 ) -> Published:
-    """Save ``model`` in ``folder/step-<step>`` and have it served as the next version.
+    """Save ``model`` in ``folder/step-<step>`` and have it served as the next version. A folder that is there, of an
+    earlier start, stays as it is, since an older version may name it; the new one is then ``step-<step>-2``, ….
 
     ``model``: unwrapped, of transformers or peft; ``processing_class``: its tokenizer. ``state_dict``: its weights
     where they are sharded over ranks (``accelerator.get_state_dict``); ``None``: they are in the model. ``timeout``:
     seconds to wait for gateways. Raises ``ValueError`` for weights that an engine cannot take, ``OSError``,
     ``StoreUnavailable``.
     """
-    path = folder.absolute() / f"step-{step}"
+    path = _free(folder.absolute() / f"step-{step}")
     save_policy(model, processing_class, path, kind, state_dict=state_dict)
     policy = add(database, path=path, kind=kind, run=run, step=step, metrics=metrics)
     return wait_served(database, policy, timeout=timeout)
@@ -120,6 +121,14 @@ def wait_served(
 def _published(policy: PolicyInfo, loads: tuple[LoadInfo, ...]) -> Published:
     failed = [f"{load.engine}: {load.reason}" for load in loads if load.status == "failed"]
     return Published(policy.version, policy.number, not failed, "; ".join(failed) or None)
+
+
+def _free(path: Path) -> Path:
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found
 
 
 def _check_adapter(adapters: Mapping[str, Any] | None) -> None:

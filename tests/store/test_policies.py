@@ -62,6 +62,11 @@ def test_a_policy_that_an_engine_has_failed_to_load_is_passed_over_there_only(da
     assert newest(database) == "policy-v1"
     assert newest(database, "http://other:8000") == "policy-v2"
     with database.reading() as session:
+        assert policies.newest_served(session) == 0
+    assert claim(database, 1, 1.0)
+    finish(database, 1, "serving")
+    with database.reading() as session:
+        assert policies.newest_served(session) == 1
         (load,) = policies.list_loads(session, 2)
     assert (load.status, load.reason) == ("failed", "no such folder")
 
