@@ -105,7 +105,6 @@ def add_up(calls: Sequence[CallFacts], sampled: dict[str, Sampled]) -> dict[str,
     turns = [call for call in calls if _is_turn(call)]
     tools = sum((sampled[call.id].tools for call in turns), NO_ERRORS)
     gone_on = {call.parent_id for call in calls if call.parent_id is not None}
-    gone_on |= {by_id[parent].retry_of or parent for parent in gone_on if parent in by_id}
     # Of the last one nobody knows: the run may have been stopped while its tool was at work.
     ignored = sum(_is_good_call(sampled[call.id].tools) and call.id not in gone_on for call in turns[:-1])
     with_history = [call for call in turns if call.parent_id is not None or call.fork_reason is not None]

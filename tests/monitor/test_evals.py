@@ -26,7 +26,7 @@ def rows(
 
 
 def values(row: EvalRow) -> list[float | None]:
-    return [rate.estimate and rate.estimate.value for rate in row.passes]
+    return [None if rate.estimate is None else rate.estimate.value for rate in row.passes]
 
 
 @pytest.mark.parametrize(
