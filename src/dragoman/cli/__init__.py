@@ -21,6 +21,7 @@ from dragoman.cli import (
     episodes,
     eval,
     export,
+    harbor,
     harness,
     ledger,
     loop,
@@ -76,6 +77,7 @@ app.command(context_settings=rollout.CONTEXT)(rollout.rollout)
 app.add_typer(tasks.app, name="tasks")
 app.command()(score.score)
 app.command()(loop.loop)
+app.add_typer(harbor.app, name="harbor")
 app.add_typer(harness.app, name="harness")
 app.add_typer(episode.app, name="episode")
 app.command()(episodes.episodes)

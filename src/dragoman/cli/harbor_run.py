@@ -1,0 +1,127 @@
+"""Running a rollout of Harbor's trials: as ``rollout_run`` does, with Harbor in the place of harness and checks."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dragoman.cli.output import Failure, say
+from dragoman.cli.rollout_plan import runs_folder
+from dragoman.cli.rollout_run import INTERRUPTED, close_left, live, remarks, summarise
+
+if TYPE_CHECKING:
+    from dragoman.gateway_client import GatewayClient
+    from dragoman.rollout.journal import Journal
+    from dragoman.rollout.samples import Outcome
+
+
+@dataclass(frozen=True)
+class HarborOptions:
+    path: Path
+    agent: str
+    model: str
+    sandbox: str
+    agents_gateway: str | None
+    only: tuple[str, ...]
+    samples: int
+    concurrency: int
+    time_limit: float
+    reward: str | None
+    temperature: float | None
+    profile: Literal["train", "as_asked"] | None
+    run: str
+    jobs: Path
+    env: Mapping[str, str]
+    program: str
+    words: tuple[str, ...]
+    gateway: str
+
+
+def run_harbor(options: HarborOptions) -> int:
+    """Do it, and return the exit code. Raises ``Failure``."""
+    from dragoman.cli.episode import connect
+    from dragoman.gateway_client import GatewayError
+    from dragoman.rollout.journal import Journal, RunBusy, RunName
+    from dragoman.signals import terminable
+
+    with connect(options.gateway) as client:
+        try:
+            name = RunName(options.run).text
+            with Journal(runs_folder() / name) as journal, terminable():
+                close_left(journal, client)
+                return _run(options, journal, client)
+        except (KeyboardInterrupt, SystemExit):
+            say("interrupted: all trials are ended, their episodes abandoned; the same command goes on")
+            return INTERRUPTED
+        except (GatewayError, RunBusy, ValueError, OSError) as error:
+            raise Failure(str(error)) from error
+
+
+def _run(options: HarborOptions, journal: "Journal", client: "GatewayClient") -> int:
+    from dragoman.cli.episode import connect, full_address, operator_credential
+    from dragoman.rollout.harbor import HarborSetting, find_tasks, on_harbor
+    from dragoman.rollout.health import Health
+    from dragoman.rollout.progress import Progress
+    from dragoman.rollout.runner import all_samples, run_tasks
+    from dragoman.rollout.samples import Setting
+
+    tasks = [task for task in find_tasks(options.path) if not options.only or task.id in options.only]
+    if missing := set(options.only) - {task.id for task in tasks}:
+        raise Failure(f"{options.path} has no task {sorted(missing)[0]!r}")
+    status = client.status()
+    setting = Setting(
+        options.run,
+        client.address,
+        operator_credential(),
+        options.samples,
+        temperature=options.temperature,
+        profile=options.profile or "train",
+        max_reply_tokens=status.max_reply_tokens or 4096,
+    )
+    harbor = HarborSetting(
+        options.program,
+        options.agent,
+        options.model,
+        options.sandbox,
+        full_address(options.agents_gateway or options.gateway).rstrip("/"),
+        options.jobs,
+        options.time_limit,
+        options.reward,
+        options.env,
+        options.words,
+    )
+    samples = all_samples(tasks, [f"harbor-{options.agent.replace(':', '.')}"], options.samples)
+    done = [journal.done[sample.key] for sample in samples if sample.key in journal.done]
+    state, outcomes = Progress(len(samples), time.monotonic()), list(done)
+    for outcome in done:
+        state.add(outcome, before=True)
+    say(f"run {options.run}: {len(tasks)} tasks of Harbor, {len(samples)} trials, {len(done)} of them done before")
+
+    def on_outcome(outcome: "Outcome") -> None:
+        journal.ended(outcome)
+        state.add(outcome)
+        outcomes.append(outcome)
+        for line in remarks(outcome):
+            say(line)
+
+    with connect(options.gateway) as asking, live(state) as tick:
+        health = Health(asking, say)
+        run_tasks(
+            [sample for sample in samples if sample.key not in journal.done],
+            setting,
+            health,
+            concurrency=options.concurrency,
+            stop=threading.Event(),
+            on_outcome=on_outcome,
+            on_opened=journal.opened,
+            on_tick=tick,
+            work=on_harbor(harbor, health),
+        )
+    say(state.line(time.monotonic()))
+    summarise(state, outcomes, options.run)
+    left = [sample for sample in samples if sample.key not in journal.done]
+    if left:
+        say(f"{len(left)} trials have no outcome that counts; the same command runs them again")
+    return 1 if left else 0
