@@ -32,6 +32,16 @@ TESTED_IN = {
     "addons/messages.py": "tests/addons/providers/test_golden.py",
     "store/errors.py": "tests/store/test_database.py",
     "store/records.py": "tests/store/test_calls.py",
+    # What migrations do, with data: through all of them.
+    "store/migrations/loss.py": "tests/store/test_migrations.py",
+    "store/migrations/versions/0004_leases.py": "tests/store/test_migrations.py",
+    "store/migrations/versions/0005_policies.py": "tests/store/test_migrations.py",
+    "store/atif_steps.py": "tests/store/test_atif.py",
+    # Weights in the engine, through what follows the store; the loop, whole.
+    "addons/engine_weights.py": "tests/addons/test_policy.py",
+    "src/dragoman/cli/eval_view.py": "tests/cli/test_eval.py",
+    "src/dragoman/cli/loop.py": "tests/e2e/test_loop.py",
+    "src/dragoman/cli/loop_run.py": "tests/e2e/test_loop.py",
     # Parts of the app, through it.
     "addons/call.py": "tests/addons/test_app.py",
     "addons/gateway.py": "tests/addons/test_app.py",
