@@ -1,7 +1,8 @@
 """Samples on a Ray cluster: the runner stays here, each sample is one Ray task on any node.
 
-Rules of this module: Ray is imported inside functions, and Ray never repeats a task by itself. A sample whose node or
-worker is lost has its episode abandoned from here, and the runner runs it again in the same group. Whichever end
+Rules of this module: Ray is imported inside functions, and Ray never repeats a task by itself. Only the driver opens
+episodes, when a worker asks for one, so it knows of each whatever becomes of the worker. A sample whose node or worker
+is lost has its episode abandoned from here, and the runner runs it again in the same group. Whichever end
 reached the gateway first counts: a worker that was thought lost cannot end its episode a second time, and one that had
 ended it before it was lost is not run again. So a sample has one result, even if its task ran twice.
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.certs.trust import BUNDLE_FILE, CERTIFICATE_FILE
-from dragoman.gateway_client import GatewayClient, GatewayError
+from dragoman.gateway_client import GatewayClient, GatewayError, OpenedEpisode
 from dragoman.rollout.box import find_isolation
 from dragoman.rollout.harnesses import COMMAND, find_harness
 from dragoman.rollout.health import Health, PatientClient
@@ -32,10 +33,12 @@ from dragoman.rollout.samples import Outcome, Sample, Setting, run_one
 
 __all__ = ["Cluster", "ClusterError", "Unfit", "connected", "on_cluster", "settle"]
 
-LOOK_EVERY = 0.5
+LOOK_EVERY = 0.25
 """Seconds between looks of the driver at a sample."""
 ASK_EVERY = 1.0
 """Seconds between a worker's questions whether it shall stop."""
+ANSWER_EVERY = 0.1
+"""Seconds between its looks for the episode that it asked for."""
 INSTALL = "pip install 'dragoman[cluster]' on every node, each with the same Python"
 
 
@@ -70,20 +73,18 @@ class Parcel:
 
 
 class Board:
-    """What workers tell the driver while they run, and what it tells them. An actor; nothing here blocks."""
+    """What workers ask of the driver while they run, and what it answers. An actor; nothing here blocks."""
 
     def __init__(self) -> None:
-        self.episodes: dict[str, str] = {}
         self.begun: set[str] = set()
         self.unwanted: set[str] = set()
+        self.asked: dict[str, dict[str, Any]] = {}
+        self.answers: dict[str, Answer] = {}
 
     def begin(self, ticket: str) -> bool:
         """Whether the try is still wanted."""
         self.begun.add(ticket)
         return ticket not in self.unwanted
-
-    def opened(self, ticket: str, episode_id: str) -> None:
-        self.episodes[ticket] = episode_id
 
     def wanted(self, ticket: str) -> bool:
         return ticket not in self.unwanted
@@ -93,13 +94,28 @@ class Board:
         self.unwanted.add(ticket)
         return ticket in self.begun
 
-    def episode(self, ticket: str) -> str | None:
-        return self.episodes.get(ticket)
+    def ask(self, ticket: str, settings: dict[str, Any]) -> None:
+        """A worker wants an episode, with what ``GatewayClient.open_episode`` takes."""
+        self.asked[ticket] = settings
+
+    def settings(self, ticket: str) -> dict[str, Any] | None:
+        return self.asked.get(ticket)
+
+    def give(self, ticket: str, answer: "Answer") -> None:
+        self.answers[ticket] = answer
+
+    def answer(self, ticket: str) -> "Answer | None":
+        return self.answers.get(ticket)
 
     def forget(self, ticket: str) -> None:
-        self.episodes.pop(ticket, None)
+        for kept in (self.asked, self.answers):
+            kept.pop(ticket, None)
         self.begun.discard(ticket)
         self.unwanted.discard(ticket)
+
+
+Answer = OpenedEpisode | tuple[str, str | None]
+"""The episode, or message and code of the gateway's refusal."""
 
 
 @contextlib.contextmanager
@@ -149,16 +165,19 @@ def on_cluster(cluster: Cluster, health: Health, *, cpus: float = 1.0) -> RunOne
         running = task.remote(parcel, board)
         episode_id: str | None = None
         outcome: Outcome | None = None
-        told = False
+        answered = told = False
         try:
             while True:
                 done, _ = ray.wait([running], timeout=LOOK_EVERY)
-                if episode_id is None:
-                    episode_id = ray.get(board.episode.remote(parcel.ticket))
-                    if episode_id is not None:
-                        on_opened(sample, episode_id)
                 if done:
                     break
+                if not answered and (settings := ray.get(board.settings.remote(parcel.ticket))) is not None:
+                    answered = True
+                    answer = open_for(setting, settings, health, stopped)
+                    if isinstance(answer, OpenedEpisode):
+                        episode_id = answer.id
+                        on_opened(sample, answer.id)
+                    board.give.remote(parcel.ticket, answer)
                 if stopped() and not told:
                     told = True
                     if not ray.get(board.stop.remote(parcel.ticket)):
@@ -180,6 +199,15 @@ def on_cluster(cluster: Cluster, health: Health, *, cpus: float = 1.0) -> RunOne
         return outcome
 
     return work
+
+
+def open_for(setting: Setting, settings: dict[str, Any], health: Health, stopped: Callable[[], bool]) -> Answer:
+    """The episode that a worker asked for."""
+    try:
+        with PatientClient(setting.gateway, setting.operator_key, health, stopped) as client:
+            return client.open_episode(**settings)
+    except GatewayError as error:
+        return str(error), error.code
 
 
 def settle(client: GatewayClient, sample: Sample, episode_id: str | None, why: str) -> Outcome:
@@ -237,8 +265,18 @@ def run_there(parcel: Parcel, board: Any) -> Outcome | None:
                 stop.set()
                 return
 
-    def note(sample: Sample, episode_id: str) -> None:
-        ray.get(board.opened.remote(parcel.ticket, episode_id))  # known to the driver before anything is run in it
+    class Asking(PatientClient):
+        """Opens episodes through the driver."""
+
+        def open_episode(self, **settings: Any) -> OpenedEpisode:
+            ray.get(board.ask.remote(parcel.ticket, settings))
+            while not stop.wait(ANSWER_EVERY):
+                answer = ray.get(board.answer.remote(parcel.ticket))
+                if isinstance(answer, OpenedEpisode):
+                    return answer
+                if answer is not None:
+                    raise GatewayError(*answer)
+            raise Stopped
 
     asking = threading.Thread(target=ask, name="wanted", daemon=True)
     with tempfile.TemporaryDirectory(prefix="dragoman-certs-") as certs:
@@ -248,7 +286,7 @@ def run_there(parcel: Parcel, board: Any) -> Outcome | None:
             asking.start()
             try:
                 with health.watching():
-                    return run_one(parcel.sample, setting, health, stopped=stop.is_set, on_opened=note)
+                    return run_one(parcel.sample, setting, health, stopped=stop.is_set, connect=Asking)
             except Stopped:
                 return None
             finally:

@@ -150,11 +150,12 @@ def run_one(
     *,
     stopped: Callable[[], bool] = never,
     on_opened: Callable[[Sample, str], None] = lambda sample, episode_id: None,
+    connect: Callable[[str, str, Health, Callable[[], bool]], GatewayClient] = PatientClient,
 ) -> Outcome:
     """Run one sample to its end. Waits while the gateway or the engine is away.
 
-    ``on_opened`` is told the episode's id at once. Raises ``Stopped`` when ``stopped`` says so; the episode, if there
-    is one, has then been ended as ``abandoned``.
+    ``on_opened`` is told the episode's id at once. ``connect`` makes the client that opens and ends the episode.
+    Raises ``Stopped`` when ``stopped`` says so; the episode, if there is one, has then been ended as ``abandoned``.
     """
     health.wait(stopped)
     began, opened = time.monotonic(), list[OpenedEpisode]()
@@ -166,7 +167,7 @@ def run_one(
         on_opened(sample, episode.id)
 
     try:
-        with PatientClient(setting.gateway, setting.operator_key, health, stopped) as client:
+        with connect(setting.gateway, setting.operator_key, health, stopped) as client:
             try:
                 finished = run_in_episode(client, work.wanted(), on_opened=note)
                 return work.outcome(client, finished)

@@ -95,11 +95,12 @@ def test_a_board_knows_who_is_wanted_and_forgets() -> None:
     assert not board.wanted("a")
     assert not board.stop("b")  # it had not begun, so it can be cancelled
     assert not board.begin("b")
-    board.opened("a", "e1")
-    assert (board.episode("a"), board.episode("b")) == ("e1", None)
+    board.ask("a", {"task": "t"})
+    assert (board.settings("a"), board.settings("b"), board.answer("a")) == ({"task": "t"}, None, None)
+    board.give("a", ("it is full", "conflict"))
+    assert board.answer("a") == ("it is full", "conflict")
     board.forget("a")
-    assert board.episode("a") is None
-    assert board.wanted("a")
+    assert (board.settings("a"), board.answer("a"), board.wanted("a")) == (None, None, True)
 
 
 def test_a_node_uses_its_own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
