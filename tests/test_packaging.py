@@ -40,6 +40,7 @@ TESTED_IN = {
     # Weights in the engine, through what follows the store; the loop, whole.
     "addons/engine_weights.py": "tests/addons/test_policy.py",
     "src/dragoman/cli/eval_view.py": "tests/cli/test_eval.py",
+    "src/dragoman/cli/harbor_run.py": "tests/e2e/test_harbor.py",
     "src/dragoman/cli/loop.py": "tests/e2e/test_loop.py",
     "src/dragoman/cli/loop_run.py": "tests/e2e/test_loop.py",
     # Parts of the app, through it.
