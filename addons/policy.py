@@ -103,6 +103,8 @@ class PolicyFollower:
     async def _step(self) -> bool:
         """Whether the engine has what it should have; False: look again."""
         wanted = await self._ask_store()
+        if wanted is None and not self._known:
+            await self._warn_of_other_weights()
         if wanted is None or (self._known and self.serving == wanted):
             self.serving, self._known = wanted, True
             return True
@@ -112,6 +114,19 @@ class PolicyFollower:
             await asyncio.sleep(POLL / 5)
             return False
         return await self._take(wanted)
+
+    async def _warn_of_other_weights(self) -> None:
+        """This store knows of no policy; the engine may have one of another store's all the same."""
+        try:
+            label = await engine_weights.weight_version(self.engine)
+        except DragomanError:
+            return  # it is away, or does not say; each reply says what sampled it
+        if label != BASE:
+            log.warning(
+                "the engine has weights labelled %s, and this store has no policy: replies are recorded under that "
+                "label, and cannot be trained on. Restart the engine, or name the store that it belongs to",
+                label,
+            )
 
     async def _ask_store(self) -> PolicyInfo | None:
         """Raises ``StoreError``, also when the store says nothing: calls wait for this."""

@@ -11,8 +11,11 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import STDOUT
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5
@@ -74,23 +77,36 @@ def plan() -> dict[str, list[str]]:
     }
 
 
-def run(environment: str, selection: list[str], arguments: list[str], report: Path) -> tuple[Counts, int]:
-    print(f"=== {environment}: pytest {' '.join([*selection, *arguments])}", flush=True)
+def run(environment: str, selection: list[str], arguments: list[str], report: Path, output: IO[str] | None) -> int:
+    """pytest's exit code; ``output``: where it prints to, ``None``: as it comes."""
+    print(f"=== {environment}: pytest {' '.join([*selection, *arguments])}", flush=True, file=output)
     python = ROOT / environment / "bin" / "python"
     command = [str(python), "-m", "pytest", *selection, f"--junitxml={report}", *arguments]
-    code = subprocess.run(command, cwd=ROOT).returncode
-    return read_counts(report), code
+    return subprocess.run(command, cwd=ROOT, stdout=output, stderr=None if output is None else STDOUT).returncode
 
 
 def main(arguments: list[str]) -> int:
     total = Counts()
     codes = []
-    with tempfile.TemporaryDirectory() as folder:
-        for environment, selection in plan().items():
-            counts, code = run(environment, selection, arguments, Path(folder) / f"{environment}.xml")
-            total += counts
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        # Side by side: most tests wait for other processes. What the engine's environment prints comes when it is done.
+        planned = plan()
+        reports = {environment: Path(folder) / f"{environment}.xml" for environment in planned}
+        later = (Path(folder) / "output").open("w+")
+        outputs = {environment: None if environment == GATEWAY else later for environment in planned}
+        running = {
+            environment: pool.submit(run, environment, selection, arguments, reports[environment], outputs[environment])
+            for environment, selection in planned.items()
+        }
+        for environment, future in running.items():
+            code = future.result()
+            if outputs[environment] is not None:
+                later.seek(0)
+                print(later.read(), flush=True)
+            total += read_counts(reports[environment])
             # With a selection (-k, -m) one environment may well have nothing to run.
             codes.append(0 if code == NO_TESTS and arguments else code)
+        later.close()
     if total.passed + total.failed == 0:
         print("No test was run.", file=sys.stderr)
         codes.append(NO_TESTS)

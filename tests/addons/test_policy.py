@@ -64,6 +64,15 @@ async def test_without_a_policy_the_engines_own_weights_are_asked_for(database: 
     assert scripted.told() == []
 
 
+async def test_weights_of_another_store_are_warned_of(
+    database: Database, scripted: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with follower(database, scripted.address) as policy:
+        await engine_weights._ask(policy.engine, "POST", "/update_weight_version", {"new_version": "policy-v9"})
+        assert await policy.model() is None
+    assert "labelled policy-v9, and this store has no policy" in caplog.text
+
+
 async def test_an_adapter_is_loaded_under_its_version_and_only_once(
     database: Database, scripted: Scripted, tmp_path: Path
 ) -> None:
