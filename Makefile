@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Passed on to pytest by `make test`, for example: make test ARGS="-k lineage"
 ARGS ?=
 
-.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex e2e-rollout e2e-cluster chaos probe-harnesses fuzz faults bench bench-drift bench-store bench-train clean
+.PHONY: help setup quickstart test lint e2e-first e2e-harnesses e2e-codex e2e-rollout e2e-cluster loop chaos probe-harnesses fuzz faults bench bench-drift bench-store bench-train clean
 
 help:
 	@echo "make setup       make .venv and .venv-engine, the small models and the harnesses"
@@ -17,6 +17,7 @@ help:
 	@echo "make e2e-codex   real Codex over WebSockets and HTTP: tools, sub-agent, compaction, resume, a killed gateway"
 	@echo "make e2e-rollout 64 tasks x 4 samples with real pi on the real engine: ends, groups, ledger, what is left running"
 	@echo "make e2e-cluster 200 samples over two Ray nodes, one of which is killed half-way: each once, none lost"
+	@echo "make loop        examples/tinyloop: a small model learns in a real harness; HARNESS=pi SEED=0, SMALL=1: does it run?"
 	@echo "make chaos       one rollout of harnesses that hang, fork, fill the disk, print for ever; all else is killed once"
 	@echo "make probe-harnesses   dragoman harness probe on each, held against what is known of it; ONLY='claude pi' RESUME=1"
 	@echo "make bench-store how small and how fast the store is"
@@ -41,13 +42,16 @@ lint:
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy -p dragoman
-	.venv/bin/mypy tests scripts bench
+	.venv/bin/mypy tests scripts bench examples/tinyloop
 
 e2e-first: setup
 	@.venv/bin/python scripts/e2e_first.py
 
 e2e-harnesses: setup
 	@.venv/bin/python -m scripts.e2e_harnesses $(if $(DEFECTS),--defects) $(if $(TURNS),--turns) $(if $(RESUME),--resume) $(ONLY:%=--only %)
+
+loop: setup
+	@.venv/bin/python -m examples.tinyloop $(HARNESS:%=--harness %) $(SEED:%=--seed %) $(if $(SMALL),--small)
 
 chaos: setup
 	@.venv/bin/pytest -q -s tests/e2e/test_rollout.py -k everything

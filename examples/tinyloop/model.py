@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dragoman.trainer.tiny_model import MARKERS, SPECIAL, _write_tokenizer_config
 from examples.tinyloop.words import CONTENTS, NAMES
@@ -75,7 +75,7 @@ def build(folder: Path, texts: Sequence[str], *, seed: int) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     size = build_tokenizer(folder, texts)
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=-(-size // 64) * 64, dtype="float32", **CONFIG))
+    model = cast(Any, Qwen3ForCausalLM)(Qwen3Config(vocab_size=-(-size // 64) * 64, dtype="float32", **CONFIG))
     with torch.no_grad():
         model.lm_head.weight.copy_(model.get_input_embeddings().weight)
     model.save_pretrained(folder)

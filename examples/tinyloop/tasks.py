@@ -106,14 +106,18 @@ def make_jobs(*, train: int, held_out: int, unseen: int, seed: int) -> dict[str,
 
     def draw(kinds: tuple[Kind, ...], count: int) -> list[Job]:
         jobs: list[Job] = []
-        for _ in range(100 * count):
-            if len(jobs) == count:
-                return jobs
+        misses = 0
+        while len(jobs) < count:
             job = make_job(kinds[len(jobs) % len(kinds)], random_)
-            if job.prompt not in said:
-                said.add(job.prompt)
-                jobs.append(job)
-        raise ValueError(f"the words do not give {count} different jobs more; ask for fewer")
+            if job.prompt in said:
+                misses += 1
+                if misses > 1000:
+                    raise ValueError(f"the words do not give {count} different jobs more; ask for fewer")
+                continue
+            said.add(job.prompt)
+            jobs.append(job)
+            misses = 0
+        return jobs
 
     return {"train": draw(SEEN, train), "held-out": draw(SEEN, held_out), "unseen": draw(UNSEEN, unseen)}
 
