@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from dragoman.addons.blobs import message_blob, reply_blob
 from dragoman.addons.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from dragoman.home import cache_folder
-from dragoman.store.calls import read_calls, write_arrivals, write_outcomes
+from dragoman.store.calls import read_streams, write_arrivals, write_outcomes
 from dragoman.store.database import Database
 from dragoman.store.episodes import end_episode, open_episode
 from dragoman.store.leases import give_back, lease_groups
@@ -181,7 +181,7 @@ def speeds(words: Words, database: Database) -> Iterator[JsonObject]:
     for episode in episodes:
         start = time.perf_counter()
         with database.reading() as session_:
-            read = read_calls(session_, episode)
+            read = read_streams(session_, episode)
         middle = time.perf_counter()
         traces = build_traces(read)
         building += time.perf_counter() - middle

@@ -115,24 +115,28 @@ def split_digests(packed: bytes | None) -> list[bytes]:
     return [packed[at : at + DIGEST_LENGTH] for at in range(0, len(packed), DIGEST_LENGTH)] if packed else []
 
 
-def call_info(call: Call, blobs: Mapping[bytes, bytes]) -> CallInfo:
-    """A row as the record it was made from. ``blobs``: digest → JSON, for every digest in the row."""
+def call_info(call: Any, blobs: Mapping[bytes, bytes]) -> CallInfo:
+    """A row of ``calls``, plain or as a ``Call``, as the record it was made from.
+
+    ``blobs``: digest → JSON, for every digest in the row.
+    """
+    # Words of closed sets were checked before they were written.
     arrival = CallArrival(
         id=call.id,
         episode_id=call.episode_id,
-        provider=call.provider,  # type: ignore[arg-type]  # checked against the closed set before it was written
+        provider=call.provider,
         path=call.path,
         arrived_at=call.arrived_at,
         harness=call.harness,
         harness_version=call.harness_version,
         thread=call.thread,
-        kind=call.kind,  # type: ignore[arg-type]
+        kind=call.kind,
     )
     if call.status == "arrived" or call.finished_at is None:
         return CallInfo(arrival, None)
     outcome = CallOutcome(
         id=call.id,
-        status=call.status,  # type: ignore[arg-type]
+        status=call.status,
         http_status=call.http_status,
         finished_at=call.finished_at,
         error_code=call.error_code,
@@ -147,7 +151,7 @@ def call_info(call: Call, blobs: Mapping[bytes, bytes]) -> CallInfo:
         constrained=bool(call.constrained),
         parent_id=call.parent_id,
         shared_len=call.shared_len or 0,
-        fork_reason=call.fork_reason,  # type: ignore[arg-type]
+        fork_reason=call.fork_reason,
         echo_changed=call.echo_changed or 0,
         retry_of=call.retry_of,
         messages_kept=call.messages_kept or 0,
@@ -155,7 +159,7 @@ def call_info(call: Call, blobs: Mapping[bytes, bytes]) -> CallInfo:
         prompt_ids=None if call.prompt_ids is None else unpack_ids(call.prompt_ids),
         completion_ids=None if call.completion_ids is None else unpack_ids(call.completion_ids),
         logprobs=None if call.logprobs is None else unpack_logprobs(call.logprobs),
-        finish_reason=call.finish_reason,  # type: ignore[arg-type]
+        finish_reason=call.finish_reason,
         policy_spans=tuple(PolicySpan(str(v), int(start), int(end)) for v, start, end in call.policy_spans or ()),
         first_token_at=call.first_token_at,
         engine_started_at=call.engine_started_at,
@@ -269,6 +273,8 @@ def _count(value: int | None, field: str) -> int | None:
 
 
 def _json(value: JsonObject | None, field: str) -> JsonObject | None:
+    if value is None:
+        return None
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:

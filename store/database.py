@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +254,7 @@ def _create_file(url: URL) -> None:
 
 
 def _make_engine(url: URL, *, fsync: bool, migrating: bool = False) -> Engine:
-    serializer = partial(json.dumps, separators=(",", ":"), allow_nan=False)
+    serializer = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # made once: it is called a lot
     if url.get_backend_name() == "postgresql":
         connect = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
         return create_engine(url, json_serializer=serializer, pool_pre_ping=True, connect_args=connect)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.store.calls import read_calls
+from dragoman.store.calls import read_streams
 from dragoman.store.database import Database
 from dragoman.store.episodes import list_episodes
 from dragoman.store.policies import get_policy, version_number
@@ -157,7 +157,7 @@ def stored_traces(
     found: list[tuple[Trace, tuple[str, ...]]] = []
     with database.reading() as session:
         for episode_id in episodes or [each.episode.id for each in list_episodes(session, limit=1_000_000)]:
-            calls = read_calls(session, episode_id)
+            calls = read_streams(session, episode_id)
             outcomes = [call.outcome for call in calls if call.outcome is not None]
             forks = frozenset(outcome.id for outcome in outcomes if outcome.fork_reason is not None)
             reasons: dict[str, str | None] = {outcome.id: outcome.finish_reason for outcome in outcomes}

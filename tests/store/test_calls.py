@@ -21,6 +21,7 @@ from dragoman.store.calls import (
     read_calls,
     read_messages,
     read_state,
+    read_streams,
     write_arrivals,
     write_outcomes,
 )
@@ -30,6 +31,8 @@ from dragoman.store.errors import CallNotFound
 from dragoman.store.models import Call, StoredBlob
 from dragoman.store.packing import digest
 from dragoman.store.records import Blob, CallArrival, CallOutcome, EpisodeSpec, PolicySpan, TokenIds
+from dragoman.store.traces import build_traces
+from tests.store_calls import Episode
 
 
 def open_one(session: Session, episode_id: str) -> None:
@@ -397,3 +400,20 @@ def test_a_session_of_50_turns_and_64k_tokens_stays_under_one_megabyte(tmp_path:
         assert session.scalar(select(func.count()).select_from(Call)) == 50
     database.close()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1_000_000
+
+
+def test_streams_are_the_calls_without_what_was_said(database: Database) -> None:
+    episode = Episode("e1")
+    episode.add("aa", [1, 2], [10])
+    episode.add("bb", [1, 2, 10, 3], [11], parent="aa")
+    with database.session() as session:
+        open_episode(session, EpisodeSpec(), episode_id="e1", token_hash="0" * 64, now=1.0, expires_at=9.0)
+        assert set(write_arrivals(session, [call.arrival for call in episode.calls])) == {None}
+        assert set(write_outcomes(session, [call.outcome for call in episode.calls if call.outcome])) == {None}
+    with database.reading() as session:
+        whole, streams = read_calls(session, "e1"), read_streams(session, "e1")
+    assert [one.arrival for one in streams] == [one.arrival for one in whole]
+    assert [trace.token_ids.tolist() for trace in build_traces(streams).traces] == [[1, 2, 10, 3, 11]]
+    for one in streams:
+        assert one.outcome is not None
+        assert (one.outcome.messages, one.outcome.tools, one.outcome.reply) == ((), None, None)
