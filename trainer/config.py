@@ -161,6 +161,11 @@ class GRPOEpisodes(Episodes):
     push_kind: Literal["auto", "lora", "full"] = field(
         default="auto", metadata={"help": "What is published; auto: the adapter with use_peft, else all weights."}
     )
+    push_nccl: str | None = field(
+        default=None,
+        metadata={"help": "Address of the engine, as its gateway knows it: full weights go to it over NCCL, instead of "
+                  "from their folder. Needs GPUs and vLLM here, and was never run."},
+    )  # fmt: skip
     push_timeout: float = field(
         default=600.0, metadata={"help": "Seconds to wait until a gateway serves the new policy; 0: do not wait."}
     )

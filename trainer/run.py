@@ -28,6 +28,7 @@ from dragoman.trainer.checkpoints import MARKER, TrainedGroup, holder_of, last_c
 from dragoman.trainer.config import ConfigError, GRPOArguments, GRPOEpisodes, rules_of
 from dragoman.trainer.grpo import NoMoreSteps, StoredEpisodeGRPOTrainer
 from dragoman.trainer.source import GroupSource, Totals
+from dragoman.trainer.weight_transfer import Transfer
 
 
 def train_grpo(arguments: GRPOArguments, episodes: GRPOEpisodes, model: ModelConfig) -> Totals | None:
@@ -92,6 +93,8 @@ def train_grpo(arguments: GRPOArguments, episodes: GRPOEpisodes, model: ModelCon
         )
         trainer.remove_callback(PrinterCallback)
         push.trainer = trainer
+        if first and episodes.push_nccl is not None:
+            push.push = Transfer(episodes.push_nccl, trainer.accelerator.device).publish
         with stoppable(source):
             _train(trainer, checkpoint)
     return None if source is None else source.totals

@@ -10,16 +10,17 @@ This was written after TRL 1.16's client and never run: no machine with a GPU wa
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from dragoman.store import policies
 from dragoman.store.database import Database
-from dragoman.store.policies import PolicyInfo
-from dragoman.trainer.weights import Published
+from dragoman.store.policies import PolicyInfo, PolicyKind
+from dragoman.trainer.weights import Published, add_row, free_folder, save_policy
 
 
 class Transfer:
@@ -36,15 +37,38 @@ class Transfer:
         self._client = VLLMClient(base_url=self.engine, connection_timeout=60)
         self._client.init_communicator(device)
 
-    def push(self, database: Database, model: Any, policy: PolicyInfo) -> Published:
-        """Send the weights of ``model`` (whole on this rank) as ``policy``, whose row and folder are there.
+    def publish(
+        self,
+        database: Database,
+        model: Any,
+        processing_class: Any,
+        *,
+        folder: Path,
+        kind: PolicyKind,
+        run: str,
+        step: int,
+        metrics: Mapping[str, float],
+        timeout: float,
+        state_dict: Mapping[str, Any] | None = None,
+    ) -> Published:
+        """As ``weights.publish``, but the engine gets the weights from this process; the folder is for its restart.
 
-        A failure is returned, not raised. The engine may then hold parts of both: restart it, and its gateway gives it
-        the version before from its folder.
+        A transfer that fails is returned, not raised. The engine may then hold parts of both: restart it, and its
+        gateway gives it the version before from its folder. Raises ``ValueError`` for an adapter, and for weights that
+        are sharded over ranks.
         """
+        if kind != "full":
+            raise ValueError(
+                "an adapter is loaded from its folder, not over NCCL; leave push_nccl out, or say push_kind full"
+            )
+        if state_dict is not None:
+            raise ValueError("weights that are sharded over ranks cannot be sent over NCCL; leave push_nccl out")
+        path = free_folder(folder.absolute() / f"step-{step}")
+        save_policy(model, processing_class, path, kind)
         with database.session() as session:
-            if not policies.claim_load(session, policy.number, self.engine, now=time.time()):
-                return Published(policy.version, policy.number, False, "another process is loading it")
+            # Claimed with the row itself, or a gateway would begin to load it from the folder.
+            policy = add_row(session, path=path, kind=kind, run=run, step=step, metrics=metrics)
+            policies.claim_load(session, policy.number, self.engine, now=time.time())
         failure: str | None = None
         with self._claimed(database, policy):
             try:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from dragoman.store import policies
 from dragoman.store.database import Database
 from dragoman.store.policies import LoadInfo, PolicyInfo, PolicyKind
@@ -54,7 +56,7 @@ def publish(
     seconds to wait for gateways. Raises ``ValueError`` for weights that an engine cannot take, ``OSError``,
     ``StoreUnavailable``.
     """
-    path = _free(folder.absolute() / f"step-{step}")
+    path = free_folder(folder.absolute() / f"step-{step}")
     save_policy(model, processing_class, path, kind, state_dict=state_dict)
     policy = add(database, path=path, kind=kind, run=run, step=step, metrics=metrics)
     return wait_served(database, policy, timeout=timeout)
@@ -90,11 +92,18 @@ def add(
 ) -> PolicyInfo:
     """Add the policy's row; from then on gateways take it up. Raises ``StoreUnavailable``."""
     with database.session() as session:
-        newest = policies.list_policies(session, limit=1)
-        parent = newest[0][0].version if newest else policies.BASE
-        return policies.add_policy(
-            session, kind=kind, path=path, parent=parent, run=run, step=step, metrics=metrics, now=time.time()
-        )
+        return add_row(session, path=path, kind=kind, run=run, step=step, metrics=metrics)
+
+
+def add_row(
+    session: Session, *, path: Path, kind: PolicyKind, run: str | None, step: int | None, metrics: Mapping[str, float]
+) -> PolicyInfo:
+    """As ``add``, in a transaction of the caller's."""
+    newest = policies.list_policies(session, limit=1)
+    parent = newest[0][0].version if newest else policies.BASE
+    return policies.add_policy(
+        session, kind=kind, path=path, parent=parent, run=run, step=step, metrics=metrics, now=time.time()
+    )
 
 
 def wait_served(
@@ -123,7 +132,8 @@ def _published(policy: PolicyInfo, loads: tuple[LoadInfo, ...]) -> Published:
     return Published(policy.version, policy.number, not failed, "; ".join(failed) or None)
 
 
-def _free(path: Path) -> Path:
+def free_folder(path: Path) -> Path:
+    """``path``, or the first of ``path-2``, ``path-3``, … that is not there."""
     number, found = 1, path
     while found.exists():
         number += 1

@@ -12,7 +12,7 @@ import pytest
 from dragoman.store import policies
 from dragoman.store.database import Database
 from dragoman.trainer.weight_transfer import Transfer
-from dragoman.trainer.weights import add
+from dragoman.trainer.weights import Published
 
 ENGINE = "http://127.0.0.1:8000"
 
@@ -72,18 +72,25 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             said.append(path if json is None else f"{path} {json['new_version']}")
             return Answer()
 
+    def save(_model: Any, _tokenizer: Any, path: Path, _kind: str) -> None:
+        said.append(f"saved {path}")
+
     monkeypatch.setattr("dragoman.trainer.weight_transfer.httpx.Client", Http)
+    monkeypatch.setattr("dragoman.trainer.weight_transfer.save_policy", save)
     return said
+
+
+def publish(database: Database, folder: Path, **changed: Any) -> Published:
+    options: dict[str, Any] = {"folder": folder, "kind": "full", "run": "r", "step": 1, "metrics": {}, "timeout": 1}
+    return Transfer(ENGINE, "cuda:0").publish(database, "model", None, **{**options, **changed})
 
 
 def test_a_transfer_pauses_updates_clears_labels_and_resumes(
     database: Database, log: list[str], tmp_path: Path
 ) -> None:
-    policy = add(database, path=tmp_path, kind="full", run="r", step=1, metrics={})
-    published = Transfer(ENGINE, "cuda:0").push(database, "model", policy)
-    assert published.serving
+    assert publish(database, tmp_path).serving
     assert log == [
-        *("communicator cuda:0", "/pause?mode=keep", "params model", "reset"),
+        *("communicator cuda:0", f"saved {tmp_path / 'step-1'}", "/pause?mode=keep", "params model", "reset"),
         *("/update_weight_version policy-v1", "/resume"),
     ]
     with database.reading() as session:
@@ -94,17 +101,32 @@ def test_one_that_fails_resumes_the_engine_and_is_told(
     database: Database, log: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Client, "fail", True)
-    policy = add(database, path=tmp_path, kind="full", run="r", step=1, metrics={})
-    published = Transfer(ENGINE, "cuda:0").push(database, "model", policy)
+    published = publish(database, tmp_path)
     assert (published.serving, published.reason) == (False, "the transfer failed: NCCL says no")
     assert log[-1] == "/resume"
     with database.reading() as session:
         assert [load.status for load in policies.list_loads(session, 1)] == ["failed"]
 
 
-def test_a_load_that_another_process_is_at_is_left_to_it(database: Database, log: list[str], tmp_path: Path) -> None:
-    policy = add(database, path=tmp_path, kind="full", run="r", step=1, metrics={})
-    with database.session() as session:
-        policies.claim_load(session, 1, ENGINE, now=time.time())
-    assert "another process" in (Transfer(ENGINE, "cuda:0").push(database, "model", policy).reason or "")
-    assert log == ["communicator cuda:0"]
+@pytest.mark.parametrize(("changed", "message"), [({"kind": "lora"}, "adapter"), ({"state_dict": {}}, "sharded")])
+def test_what_cannot_be_sent_is_refused(
+    database: Database, log: list[str], tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        publish(database, tmp_path, **changed)
+    with database.reading() as session:
+        assert policies.list_policies(session, limit=1) == []
+
+
+def test_no_gateway_can_take_it_up_meanwhile(
+    database: Database, log: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims: list[bool] = []
+
+    def claim(*_: Any) -> None:
+        with database.session() as session:
+            claims.append(policies.claim_load(session, 1, ENGINE, now=time.time()))
+
+    monkeypatch.setattr(Client, "update_model_params", claim)
+    assert publish(database, tmp_path).serving
+    assert claims == [False]
