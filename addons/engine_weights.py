@@ -16,6 +16,8 @@ from dragoman.store.records import JsonObject
 
 UPDATE_PATIENCE = 600.0
 """Seconds that one step may take: large weights come from a slow disk."""
+READ_PATIENCE = 120.0
+"""Seconds that a question may take: the engine answers between two steps, and a long prompt is one on a slow CPU."""
 
 
 async def adapter_paths(engine: Engine) -> dict[str, str]:
@@ -81,7 +83,8 @@ async def _put_back(engine: Engine, before: str, why: WeightsRefused) -> None:
 
 
 async def _ask(engine: Engine, method: str, path: str, body: JsonObject | None = None) -> JsonObject:
-    response = await engine.control(method, path, body, patience=UPDATE_PATIENCE)
+    patience = READ_PATIENCE if method == "GET" else UPDATE_PATIENCE
+    response = await engine.control(method, path, body, patience=patience)
     if response.status_code == 200:
         return _json(response)
     what = f"the engine at {engine.base_url} answered {response.status_code} to {path.partition('?')[0]}"

@@ -61,7 +61,9 @@ class PolicyFollower:
         Raises ``Overloaded`` while the engine cannot be reached, ``EngineFailed`` when it cannot be given its weights.
         """
         while not self._known:
-            await self.follow()
+            async with self._lock:
+                if not self._known:  # else whoever had the lock before has seen to it, for all that wait
+                    await self._follow()
         return self.serving.version if self.serving is not None and self.serving.kind == "lora" else None
 
     def suspect(self) -> None:
@@ -89,16 +91,19 @@ class PolicyFollower:
     async def follow(self) -> None:
         """Bring the engine to the newest policy that it takes. Raises as ``model`` does."""
         async with self._lock:
-            try:
-                while not await self._step():
-                    pass
-            except StoreError as error:
-                if self._known:
-                    return
-                if self.serving is not None:
-                    await self._apply(self.serving)
-                log.warning("the store cannot be asked for policies, so %s goes on: %s", self.version, error)
-                self._known = True
+            await self._follow()
+
+    async def _follow(self) -> None:
+        try:
+            while not await self._step():
+                pass
+        except StoreError as error:
+            if self._known:
+                return
+            if self.serving is not None:
+                await self._apply(self.serving)
+            log.warning("the store cannot be asked for policies, so %s goes on: %s", self.version, error)
+            self._known = True
 
     async def _step(self) -> bool:
         """Whether the engine has what it should have; False: look again."""

@@ -251,7 +251,7 @@ async def fuzz(
     try:
         await gateway.engine.close()
         codec = await asyncio.to_thread(TokenCodec.load, str(model))
-        gateway.engine = InstantEngine(str(model), codec, 4096)
+        gateway.engine = gateway.policy.engine = InstantEngine(str(model), codec, 4096)
         gateway.model = ServedModel(gateway.engine, settings)
         await gateway.model.get()
         fuzzer = Fuzzer(gateway, create_app(gateway), samples, seed, count)

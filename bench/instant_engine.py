@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from random import Random
 from typing import Any
 
+import httpx
 import numpy as np
 import orjson
 
@@ -32,6 +33,9 @@ class InstantEngine(Engine):
 
     async def info(self) -> EngineInfo:
         return self._info
+
+    async def control(self, method: str, path: str, body: JsonObject | None, *, patience: float) -> httpx.Response:
+        return httpx.Response(404)  # its weights do not change
 
     async def generate(
         self,
