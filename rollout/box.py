@@ -67,7 +67,7 @@ class Box:
     writable: tuple[Path, ...] = ()
     """Folders that exist; with the temporary ones the only ones that can be written."""
     readable: tuple[Path, ...] = ()
-    """Folders that stay visible though they lie in a hidden one."""
+    """Folders and files that stay visible though they lie in a hidden folder."""
     hidden: tuple[Path, ...] = ()
     """Folders and files that are empty inside."""
     gateway: tuple[str, int] | None = None
@@ -108,7 +108,7 @@ def boxed(launch: Launch, box: Box) -> Launch:
     if box.isolation == "none":
         return launch
     hidden = _outermost([*map(Path, TEMPORARY), *_credentials(), *box.hidden])
-    visible = [*box.readable, *_needed(launch)]
+    visible = [*box.readable, *_needed(launch), *_named(launch, box)]
     plan = {
         "parent": os.getpid(),
         "namespaces": box.isolation == "namespaces",
@@ -130,6 +130,18 @@ def _needed(launch: Launch) -> list[Path]:
     named = [Path(one) for one in launch.env.get("PATH", "").split(":") if one.startswith("/")]
     named += [Path(sys.prefix), Path(sys.base_prefix), INSIDE.parent]
     return [path.resolve() for path in named if path.is_dir()]
+
+
+def _named(launch: Launch, box: Box) -> list[Path]:
+    """What the command itself names in a temporary folder: a program there would not be found else."""
+    own = [path.resolve() for path in (*box.writable, *box.hidden)]
+    found = []
+    for word in launch.command:
+        if word.startswith(TEMPORARY) and "\0" not in word and len(word) < 4096 and Path(word).exists():
+            path = Path(word).resolve()
+            if not any(path.is_relative_to(one) or one.is_relative_to(path) for one in own):
+                found.append(path)
+    return found
 
 
 def _credentials() -> list[Path]:

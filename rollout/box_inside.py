@@ -192,7 +192,8 @@ def make(plan: dict[str, Any], back: socket.socket, status: int) -> None:
 def mounts(plan: dict[str, Any]) -> None:
     """A file system that can only be read but for some folders, and in which some are empty."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
-    kept = [(path, tree(path), False) for path in plan["readable"]] + [(p, tree(p), True) for p in plan["writable"]]
+    kept = [(path, os.path.isdir(path), tree(path), False) for path in plan["readable"]]
+    kept += [(path, True, tree(path), True) for path in plan["writable"]]
     call(MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, READ_ONLY, len(READ_ONLY))
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     limit_processes(plan["limits"].get("RLIMIT_NPROC"))
@@ -205,8 +206,10 @@ def mounts(plan: dict[str, Any]) -> None:
             mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, f"size={plan['tmp_bytes']},mode=1777")
         elif os.path.exists(path):
             mount("/dev/null", path, None, MS_BIND)
-    for path, descriptor, writable in kept:
-        os.makedirs(path, exist_ok=True)
+    for path, folder, descriptor, writable in kept:
+        os.makedirs(path if folder else os.path.dirname(path), exist_ok=True)
+        if not folder and not os.path.exists(path):
+            os.close(os.open(path, os.O_CREAT))  # a file is mounted on a file
         if not writable:
             call(MOUNT_SETATTR, descriptor, b"", AT_RECURSIVE | AT_EMPTY_PATH, READ_ONLY, len(READ_ONLY))
         call(MOVE_MOUNT, descriptor, b"", AT_FDCWD, os.fsencode(path), MOVE_MOUNT_F_EMPTY_PATH)

@@ -203,3 +203,19 @@ def test_what_is_not_there_is_said() -> None:
     assert find_isolation("none") == "none"
     if why_no_namespaces() is None:
         assert find_isolation("auto") == "namespaces"
+
+
+def test_a_program_that_the_command_names_is_there_though_it_lies_in_a_temporary_folder(
+    closed: Box, tmp_path: Path
+) -> None:
+    program, beside, hidden = tmp_path / "agent.sh", tmp_path / "beside.txt", tmp_path / "hidden"
+    program.write_text("cat $1; ls " + str(tmp_path))
+    beside.write_text("secret")
+    hidden.mkdir()
+    (hidden / "answer").write_text("secret")
+    box = replace(closed, hidden=(*closed.hidden, hidden))
+    (work,) = box.writable
+    command = ("/bin/bash", str(program), str(hidden / "answer"))
+    result = run(boxed(Launch(command, {"PATH": os.environ["PATH"], "HOME": str(work)}, (), work, ""), box), timeout=60)
+    assert "secret" not in result.stdout
+    assert sorted(result.stdout.split()) == ["agent.sh", "work"]
