@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
+KEEP_ALIVE = 24 * 3600
+"""Seconds that a connection of the proxy's may be idle."""
+
 
 class _Server(uvicorn.Server):
     """uvicorn inside mitmproxy's loop: mitmproxy keeps the signals."""
@@ -32,6 +35,9 @@ class HostedApp:
             server_header=False,
             ws="wsproto",
             ws_max_size=message_limit,
+            # The proxy keeps a connection as long as its harness keeps its own. Were one closed here meanwhile, a
+            # request just on its way would be answered 502 "server closed connection" (seen at the default of 5 s).
+            timeout_keep_alive=KEEP_ALIVE,
             ws_ping_interval=None,  # Codex answers none while its tools run, and would be cut off for it
         )
         self._server = _Server(config)

@@ -46,7 +46,6 @@ TESTED_IN = {
     # Parts of the app, through it.
     "addons/call.py": "tests/addons/test_app.py",
     "addons/gateway.py": "tests/addons/test_app.py",
-    "addons/hosting.py": "tests/addons/test_intercept.py",
     "addons/options.py": "tests/addons/test_intercept.py",
     "addons/reply_bytes.py": "tests/addons/test_diversion.py",
     "addons/served.py": "tests/addons/test_app.py",
