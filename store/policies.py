@@ -182,6 +182,16 @@ def finish_load(
     _update_load(session, number, engine, status=status, reason=None if reason is None else clean_text(reason), at=now)
 
 
+def newest_of_run(session: Session, run: str, *, served: bool = False) -> PolicyInfo | None:
+    """The newest policy of a training run; ``served``: of those that an engine serves or has served; ``None``: none."""
+    query = _select_policies().where(Policy.run == run).order_by(Policy.number.desc()).limit(1)
+    if served:
+        loads = select(PolicyLoad.policy).where(PolicyLoad.status == "serving")
+        query = query.where(Policy.number.in_(loads))
+    row = session.execute(query).one_or_none()
+    return None if row is None else _info(row)
+
+
 def newest_served(session: Session) -> int:
     """The number of the newest policy that some engine serves or has served; 0: none has."""
     return session.scalar(select(func.max(PolicyLoad.policy)).where(PolicyLoad.status == "serving")) or 0

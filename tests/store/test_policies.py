@@ -104,3 +104,21 @@ def test_wrong_policies_are_refused(database: Database) -> None:
 def test_versions_have_numbers(version: str, number: int | None) -> None:
     assert policies.version_number(version) == number
     assert number is None or policies.version_name(number) == version
+
+
+def test_the_newest_of_a_run_and_the_newest_that_was_served(database: Database) -> None:
+    for _ in range(3):
+        add(database)
+    with database.session() as session:
+        policies.add_policy(
+            session, kind="lora", path=Path("/x"), parent=None, run="other", step=1, metrics={}, now=1.0
+        )
+    for number, status in ((2, "serving"), (3, "failed")):
+        assert claim(database, number, 1.0)
+        finish(database, number, status)  # type: ignore[arg-type]
+    with database.reading() as session:
+        newest = policies.newest_of_run(session, "r")
+        served = policies.newest_of_run(session, "r", served=True)
+        assert (newest and newest.number, served and served.number) == (3, 2)
+        assert policies.newest_of_run(session, "none") is None
+        assert policies.newest_of_run(session, "other", served=True) is None

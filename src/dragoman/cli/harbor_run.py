@@ -1,20 +1,18 @@
 """Running a rollout of Harbor's trials: as ``rollout_run`` does, with Harbor in the place of harness and checks."""
 
-import threading
-import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dragoman.cli.output import Failure, say
 from dragoman.cli.rollout_plan import runs_folder
-from dragoman.cli.rollout_run import INTERRUPTED, close_left, live, remarks, summarise
+from dragoman.cli.rollout_run import INTERRUPTED, close_left, run_all
 
 if TYPE_CHECKING:
     from dragoman.gateway_client import GatewayClient
     from dragoman.rollout.journal import Journal
-    from dragoman.rollout.samples import Outcome
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,9 @@ def run_harbor(options: HarborOptions) -> int:
 
 
 def _run(options: HarborOptions, journal: "Journal", client: "GatewayClient") -> int:
-    from dragoman.cli.episode import connect, full_address, operator_credential
+    from dragoman.cli.episode import full_address, operator_credential
     from dragoman.rollout.harbor import HarborSetting, find_tasks, on_harbor
-    from dragoman.rollout.health import Health
-    from dragoman.rollout.progress import Progress
-    from dragoman.rollout.runner import all_samples, run_tasks
+    from dragoman.rollout.runner import all_samples
     from dragoman.rollout.samples import Setting
 
     tasks = [task for task in find_tasks(options.path) if not options.only or task.id in options.only]
@@ -93,35 +89,13 @@ def _run(options: HarborOptions, journal: "Journal", client: "GatewayClient") ->
         options.words,
     )
     samples = all_samples(tasks, [f"harbor-{options.agent.replace(':', '.')}"], options.samples)
-    done = [journal.done[sample.key] for sample in samples if sample.key in journal.done]
-    state, outcomes = Progress(len(samples), time.monotonic()), list(done)
-    for outcome in done:
-        state.add(outcome, before=True)
-    say(f"run {options.run}: {len(tasks)} tasks of Harbor, {len(samples)} trials, {len(done)} of them done before")
-
-    def on_outcome(outcome: "Outcome") -> None:
-        journal.ended(outcome)
-        state.add(outcome)
-        outcomes.append(outcome)
-        for line in remarks(outcome):
-            say(line)
-
-    with connect(options.gateway) as asking, live(state) as tick:
-        health = Health(asking, say)
-        run_tasks(
-            [sample for sample in samples if sample.key not in journal.done],
-            setting,
-            health,
-            concurrency=options.concurrency,
-            stop=threading.Event(),
-            on_outcome=on_outcome,
-            on_opened=journal.opened,
-            on_tick=tick,
-            work=on_harbor(harbor, health),
-        )
-    say(state.line(time.monotonic()))
-    summarise(state, outcomes, options.run)
-    left = [sample for sample in samples if sample.key not in journal.done]
-    if left:
-        say(f"{len(left)} trials have no outcome that counts; the same command runs them again")
-    return 1 if left else 0
+    done = sum(sample.key in journal.done for sample in samples)
+    say(f"run {options.run}: {len(tasks)} tasks of Harbor, {len(samples)} trials, {done} of them done before")
+    return run_all(
+        samples,
+        setting,
+        journal,
+        concurrency=options.concurrency,
+        at_work=lambda health: nullcontext((health, on_harbor(harbor, health))),
+        noun="trials",
+    )

@@ -3,10 +3,9 @@
 import json
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 from dragoman.cli.loop_config import LoopConfig
 from dragoman.cli.output import Failure, say
 from dragoman.cli.rollout_plan import RolloutOptions, check_tasks, make_setting, readable_store, runs_folder
-from dragoman.cli.rollout_run import INTERRUPTED, close_left, live, remarks
+from dragoman.cli.rollout_run import INTERRUPTED, close_left, run_noted
 
 if TYPE_CHECKING:
     from dragoman.cli.processes import Child
     from dragoman.gateway_client import GatewayClient
     from dragoman.rollout.course import Plan, Standing, Stop
     from dragoman.rollout.journal import Journal
-    from dragoman.rollout.samples import Outcome, Sample, Setting
+    from dragoman.rollout.samples import Sample, Setting
     from dragoman.rollout.tasks import Task
     from dragoman.store.database import Database
+    from dragoman.store.groups import GroupCounts
 
 LOOK_EVERY = 1.0
 """Seconds between looks at how far the trainer is."""
@@ -129,24 +129,21 @@ class _Loop:
         return (time.monotonic() - self.began) / 3600
 
     def standing(self) -> "Standing":
+        return self.look()[0]
+
+    def look(self) -> "tuple[Standing, GroupCounts]":
+        """How far the run is, and how the groups of its tasks stand."""
         from dragoman.rollout.course import Standing
         from dragoman.store.leases import count_groups
-        from dragoman.store.policies import list_policies
+        from dragoman.store.policies import newest_of_run
 
         with self.database.reading() as session:
-            found = list_policies(session, limit=50)
+            newest = newest_of_run(session, self.config.run)
+            served = newest_of_run(session, self.config.run, served=True)
             counts = count_groups(session, self.config.run, time.time(), tasks=self.trained_on)
-        mine = [policy for policy, loads in found if policy.run == self.config.run]
-        served = [
-            policy
-            for policy, loads in found
-            if policy.run == self.config.run and any(load.status == "serving" for load in loads)
-        ]
-        return Standing(
-            version=served[0].number if served else 0,
-            steps=(mine[0].step or 0) if mine else 0,
-            dropped=counts.set_aside,
-        )
+        version = served.number if served else 0
+        steps = (newest.step or 0) if newest else 0
+        return Standing(version, steps, counts.set_aside), counts
 
     def evaluate(self, version: int, held_out: "dict[str, tuple[Task, ...]]") -> float | None:
         """The mean reward of the first split; ``None``: there is none, or it has no rewards."""
@@ -205,48 +202,28 @@ class _Loop:
     def drain(self, trainer: "_Trainer") -> None:
         """Wait until the trainer has no step's worth of groups left, so that what is evaluated stays what it is."""
         from dragoman.store.groups import settle_groups
-        from dragoman.store.leases import count_groups
 
         while True:
-            now = self.standing()
-            trainer.check(now.version)
             with self.database.session() as session:
                 settle_groups(session, time.time())
-            with self.database.reading() as session:
-                counts = count_groups(session, self.config.run, time.time(), tasks=self.trained_on)
-            if (
-                counts.ready == 0
-                and counts.leased + counts.consumed - now.steps * self.groups_per_step < self.groups_per_step
-            ):
+            now, counts = self.look()
+            trainer.check(now.version)
+            in_hand = counts.leased + counts.consumed - now.steps * self.groups_per_step
+            if counts.ready == 0 and in_hand < self.groups_per_step:
                 return
             time.sleep(LOOK_EVERY)
 
     def sample(self, supply: "Iterable[Sample | None]", setting: "Setting", total: int | None) -> None:
-        from dragoman.cli.episode import connect
-        from dragoman.rollout.health import Health
         from dragoman.rollout.progress import Progress
-        from dragoman.rollout.runner import run_tasks
 
-        state = Progress(total, time.monotonic())
-
-        def on_outcome(outcome: "Outcome") -> None:
-            self.journal.ended(outcome)
-            state.add(outcome)
-            for line in remarks(outcome):
-                say(line)
-
-        with connect(setting.gateway) as asking, live(state) as tick:
-            run_tasks(
-                supply,
-                setting,
-                Health(asking, say),
-                concurrency=self.config.concurrency,
-                stop=threading.Event(),
-                on_outcome=on_outcome,
-                on_opened=self.journal.opened,
-                on_tick=tick,
-            )
-        say(state.line(time.monotonic()))
+        run_noted(
+            supply,
+            setting,
+            Progress(total, time.monotonic()),
+            self.journal,
+            concurrency=self.config.concurrency,
+            at_work=lambda health: nullcontext((health, None)),
+        )
 
     @contextmanager
     def training(self) -> "Iterator[_Trainer]":
@@ -269,7 +246,8 @@ class _Trainer:
         self.folder = folder
         self.command = [sys.executable, "-m", "dragoman", "train", "grpo", str(config.trainer)]
         self.command += ["--run_name", config.run, "--output_dir", str(folder / "trainer"), "--store", url]
-        self.command += ["--tasks", *tasks]
+        # Said, though the file says it too: both must count by the same number.
+        self.command += ["--groups_per_step", str(groups_per_step(config.trainer)), "--tasks", *tasks]
         self.child: Child | None = None
         self._starts = 0
         self._version = -1

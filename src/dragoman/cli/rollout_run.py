@@ -4,7 +4,8 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from dragoman.cli.output import Failure, console, progress, say
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from dragoman.rollout.progress import Progress
     from dragoman.rollout.runner import RunOne
     from dragoman.rollout.samples import Outcome, Sample, Setting
+
+    AtWork = Callable[[Health], AbstractContextManager[tuple[Health, RunOne | None]]]
+    """Given this process's health: whose health counts, and what runs a sample (``None``: this machine)."""
 
 SAY_EVERY = 10.0
 """Seconds between progress lines where stderr is no terminal."""
@@ -78,36 +82,75 @@ def close_left(journal: "Journal", client: "GatewayClient") -> None:
 
 
 def _run(samples: "list[Sample]", setting: "Setting", options: RolloutOptions, journal: "Journal") -> int:
-    from dragoman.cli.episode import connect
-    from dragoman.rollout.health import Health
-    from dragoman.rollout.progress import Progress
-    from dragoman.rollout.runner import run_tasks
-
-    state = Progress(len(samples), time.monotonic())
     done = [journal.done[sample.key] for sample in samples if sample.key in journal.done]
-    for outcome in done:
-        state.add(outcome, before=True)
     if done:
         say(f"{len(done)} samples were done before; --again begins a new run")
-    outcomes = list(done)
+    return run_all(
+        samples,
+        setting,
+        journal,
+        concurrency=options.concurrency,
+        at_work=lambda health: workers(options, health),
+        noun="samples",
+    )
+
+
+def run_all(
+    samples: "list[Sample]",
+    setting: "Setting",
+    journal: "Journal",
+    *,
+    concurrency: int,
+    at_work: "AtWork",
+    noun: str,
+) -> int:
+    """Run those that are not done yet and summarise all; the exit code. ``noun``: what a sample is called."""
+    from dragoman.rollout.progress import Progress
+
+    state = Progress(len(samples), time.monotonic())
+    outcomes = [journal.done[sample.key] for sample in samples if sample.key in journal.done]
+    for outcome in outcomes:
+        state.add(outcome, before=True)
+    missing = [sample for sample in samples if sample.key not in journal.done]
+    run_noted(missing, setting, state, journal, concurrency=concurrency, at_work=at_work, note=outcomes.append)
+    summarise(state, outcomes, setting.run)
+    left = [sample for sample in samples if sample.key not in journal.done]
+    if left:
+        say(f"{len(left)} {noun} have no outcome that counts; the same command runs them again")
+    return 1 if left else 0
+
+
+def run_noted(
+    supply: "Iterable[Sample | None]",
+    setting: "Setting",
+    state: "Progress",
+    journal: "Journal",
+    *,
+    concurrency: int,
+    at_work: "AtWork",
+    note: "Callable[[Outcome], None]" = lambda outcome: None,
+) -> None:
+    """Run a supply of samples with the journal, the live line, and a line for each failure.
+
+    ``note``: is told each outcome, after the journal.
+    """
+    from dragoman.cli.episode import connect
+    from dragoman.rollout.health import Health
+    from dragoman.rollout.runner import run_tasks
 
     def on_outcome(outcome: "Outcome") -> None:
         journal.ended(outcome)
         state.add(outcome)
-        outcomes.append(outcome)
+        note(outcome)
         for line in remarks(outcome):
             say(line)
 
-    with (
-        connect(setting.gateway) as asking,
-        workers(options, Health(asking, say)) as (health, work),
-        live(state) as tick,
-    ):
+    with connect(setting.gateway) as asking, at_work(Health(asking, say)) as (health, work), live(state) as tick:
         run_tasks(
-            [sample for sample in samples if sample.key not in journal.done],
+            supply,
             setting,
             health,
-            concurrency=options.concurrency,
+            concurrency=concurrency,
             stop=threading.Event(),
             on_outcome=on_outcome,
             on_opened=journal.opened,
@@ -115,11 +158,6 @@ def _run(samples: "list[Sample]", setting: "Setting", options: RolloutOptions, j
             work=work,
         )
     say(state.line(time.monotonic()))
-    summarise(state, outcomes, setting.run)
-    left = [sample for sample in samples if sample.key not in journal.done]
-    if left:
-        say(f"{len(left)} samples have no outcome that counts; the same command runs them again")
-    return 1 if left else 0
 
 
 @contextlib.contextmanager
