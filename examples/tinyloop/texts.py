@@ -8,7 +8,7 @@ from dragoman.store.database import Database
 from dragoman.store.episodes import list_episodes
 
 
-def main(store: str, model: str, out: str) -> None:
+def write_texts(store: str, model: Path, out: Path) -> None:
     """Write every prompt and reply of a store, decoded with the tokenizer of ``model``, as a JSON list."""
     from transformers import AutoTokenizer
 
@@ -22,5 +22,5 @@ def main(store: str, model: str, out: str) -> None:
                     ids = [*full_prompt(session, call.arrival.id), *call.outcome.completion_ids]
                     texts.append(str(tokenizer.decode(ids)))
     database.close()
-    Path(out).write_text(json.dumps(texts))
+    out.write_text(json.dumps(texts))
     print(f"{len(texts)} calls, {sum(map(len, texts)):,} characters")

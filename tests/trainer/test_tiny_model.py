@@ -73,7 +73,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(folder: Path, *, max_length: int) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(tiny_model, "_write_tokenizer_config", fail)
+    monkeypatch.setattr(tiny_model, "write_tokenizer_config", fail)
     with pytest.raises(RuntimeError, match="disk full"):
         build_tiny(tmp_path / "tiny")
     assert list(tmp_path.iterdir()) == []
